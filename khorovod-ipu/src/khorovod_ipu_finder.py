@@ -1,14 +1,14 @@
-"""Makes ``tensorflow.python.ipu`` importable beside a TensorFlow of today.
+"""Make ``tensorflow.python.ipu`` importable with a current TensorFlow.
 
-``khorovod_ipu.pth`` imports this module whenever Python starts. It loads nothing: it puts one finder *behind* all
-others, which answers for one name. Where a TensorFlow has an ``ipu`` of its own, that is found first, always.
+``khorovod_ipu.pth`` imports this module whenever Python starts. It loads nothing: it appends one finder *after* all
+others, for a single name. If a TensorFlow has its own ``ipu``, Python always finds that first.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # typing itself would take longer to load than all of this
+TYPE_CHECKING = False  # importing typing would take longer than this whole module
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -26,7 +26,7 @@ class Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return where the package is, if it is this one that is sought."""
+        """Return the spec of ``tensorflow.python.ipu``; None for other names."""
         if name != NAME:
             return None
         from importlib.machinery import PathFinder
@@ -36,7 +36,7 @@ class Finder:
 
 
 def install() -> None:
-    """Put the finder behind all others; once."""
+    """Append the finder after all others, once."""
     if not any(getattr(finder, "NAME", None) == NAME for finder in sys.meta_path):
         sys.meta_path.append(_finder)
 

@@ -1,7 +1,7 @@
 """Data-parallel training with five changed lines: the Horovod API, rebuilt.
 
-    horovod.torch, horovod.numpy    what a training script imports as ``hvd``
-    bindings                        speaks a framework's language; written once over an Adapter
+    horovod.torch, horovod.numpy    the API that a training script imports as ``hvd``
+    bindings                        adapts the API to a framework; written once over an Adapter
     engine                          one per process: submits requests, runs the log
     core                            decides: pure state machines, no I/O
     transports                      moves bytes between ranks

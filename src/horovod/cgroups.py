@@ -11,18 +11,18 @@ __all__ = ["oom_kills", "usable_cores"]
 
 
 def usable_cores(pids: Sequence[int] = (0,), root: Path = Path("/")) -> int:
-    """Cores that processes may keep busy together: their affinities, and what this one's control groups allow.
+    """Return how many cores processes may use together: their affinities, limited by this one's control groups.
 
     Args:
-        pids: which processes, in the same control group as this one; 0 is this one.
-        root: where ``proc`` and ``sys`` are.
+        pids: ids of processes in the same control group as this one; 0 is this one.
+        root: folder that has ``proc`` and ``sys``.
 
     Returns:
         At least 1.
     """
     affinity: set[int] = set()
     for pid in pids:
-        # One that has ended already is missed elsewhere.
+        # Other code notices a process that has ended already.
         with contextlib.suppress(ProcessLookupError):
             affinity |= os.sched_getaffinity(pid)
     cores = float(len(affinity))
@@ -34,7 +34,7 @@ def usable_cores(pids: Sequence[int] = (0,), root: Path = Path("/")) -> int:
 
 
 def _cpu_quota(folder: Path) -> tuple[int, int]:
-    """Microseconds of processor time per period; a quota of 0 is no limit."""
+    """Return microseconds of processor time, and of a period; a quota of 0 is no limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return (0 if quota == "max" else int(quota)), int(period)
@@ -47,9 +47,9 @@ def _cpu_quota(folder: Path) -> tuple[int, int]:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has killed for want of memory, in our control group or else on this machine.
+    """Return how many processes the kernel has killed for lack of memory, in our control group or else this machine.
 
-    Only the difference between two calls means anything; -1 where the kernel does not say.
+    Only the difference between two calls has a meaning; -1 if the kernel does not count.
     """
     for folder in _control_groups(root, "memory"):
         for name in ("memory.events", "memory.oom_control"):
@@ -69,7 +69,7 @@ def _counter(path: Path) -> int | None:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of our control group and those above it, nearest first, for either version of the interface."""
+    """Yield the folders of our control group and of its parents, nearest first, for either version of the interface."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -2,7 +2,7 @@
 
 ``Config`` is the table: each field carries its ``Setting`` (variable, flag, unit, help). The command-line flags
 of ``horovodrun``, the YAML file and ``docs/environment.md`` are made from it, and no other module reads
-``HOROVOD_*`` from the environment (``world`` reads who we are through the names below). Precedence:
+``HOROVOD_*`` from the environment (``world`` reads this process's place through the names below). Precedence:
 an explicit argument, then a flag, then the environment, then the YAML file, then the default.
 """
 
@@ -67,19 +67,19 @@ class Setting:
 
     Attributes:
         env: the environment variable.
-        default: value when nobody set it; its type is the type of the setting.
+        default: value of an unset variable; its type is the type of the setting.
         help: one sentence for ``--help`` and the docs.
         name: the field of ``Config``; empty for settings without effect.
-        unit: of the environment variable.
+        unit: unit of the environment variable.
         flag: flag of horovodrun, or empty.
-        flag_off: the flag that says no, for booleans.
+        flag_off: flag that switches it off, for booleans.
         yaml_path: ``section.key`` in the YAML file of ``--config-file``, or empty.
         scale: the variable is this many times the value of flag and YAML key.
-        inverted: flag and YAML key say the opposite of the variable.
+        inverted: flag and YAML key have the opposite meaning of the variable.
         choices: the allowed texts, lower case; empty for any.
         minimum: least number allowed.
         maximum: greatest number allowed.
-        in_effect: whether this version does anything with it.
+        in_effect: whether it has any effect in this version.
     """
 
     env: str
@@ -107,7 +107,7 @@ class Config:
     """All settings of one process, parsed and checked; ``load`` makes it."""
 
     fusion_threshold_bytes: int = _setting(
-        "HOROVOD_FUSION_THRESHOLD", 128 * MIB, "Ready tensors travel together up to this size; 0 = each alone.",
+        "HOROVOD_FUSION_THRESHOLD", 128 * MIB, "Ready tensors are sent together up to this size; 0 = each alone.",
         unit="bytes", flag="--fusion-threshold-mb", yaml_path="params.fusion_threshold_mb", scale=MIB,
     )  # fmt: skip
     cache_capacity: int = _setting(
@@ -121,7 +121,7 @@ class Config:
     )  # fmt: skip
     arena_bytes: int = _setting(
         "HOROVOD_ARENA_BYTES", 0,
-        "Address space that each rank reserves for shared tensors; 0 = physical memory, or what `ulimit -v` leaves.",
+        "Address space that each rank reserves for shared tensors; 0 = physical memory, or the rest below `ulimit -v`.",
         unit="bytes",
     )  # fmt: skip
     start_timeout_s: float = _setting(
@@ -198,24 +198,24 @@ class Config:
     )  # fmt: skip
     cpu_operations: str = _setting(
         "HOROVOD_CPU_OPERATIONS", "",
-        "Engine between hosts: MPI or GLOO; by default MPI where mpirun started the ranks, else Gloo. On one host, what"
-        " to use instead of shared memory.", choices=("", "mpi", "gloo"),
+        "Engine between hosts: MPI or GLOO; by default MPI where mpirun started the ranks, else Gloo. On one host, it "
+        "replaces shared memory.", choices=("", "mpi", "gloo"),
     )  # fmt: skip
     gpu_operations: str = _setting(
         "HOROVOD_GPU_OPERATIONS", "",
-        "Engine for tensors of a GPU: NCCL, where they are, inside hosts too; MPI or GLOO between hosts, through host "
-        "memory; by default what moves all others.",
+        "Engine for tensors of a GPU: NCCL, in GPU memory, also inside hosts; MPI or GLOO between hosts, through host "
+        "memory; by default the engine of all other tensors.",
         choices=("", "nccl", "mpi", "gloo"),
     )  # fmt: skip
     hierarchical_allreduce: bool = _setting(
         "HOROVOD_HIERARCHICAL_ALLREDUCE", True,
-        "Between hosts, reduce inside each of them first; 0 = every rank for itself.",
+        "Reduce inside each host first, then between hosts; 0 = between all ranks at once.",
         flag="--hierarchical-allreduce", flag_off="--no-hierarchical-allreduce",
         yaml_path="params.hierarchical_allreduce",
     )  # fmt: skip
     gloo_iface: str = _setting(
         "HOROVOD_GLOO_IFACE", "",
-        "Network interface for Gloo and the meeting, or a list a,b of those to try; by default what leads to rank 0.",
+        "Network interface for Gloo and the meeting, or a list a,b to try; by default the one that leads to rank 0.",
     )  # fmt: skip
     gloo_timeout_s: float = _setting(
         "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, "How long Gloo waits for a rank, in the middle of an operation too.",
@@ -285,7 +285,7 @@ INERT: tuple[Setting, ...] = (
 SETTINGS: tuple[Setting, ...] = tuple(replace(f.metadata["setting"], name=f.name) for f in fields(Config)) + INERT
 """The whole table."""
 
-# Horovod's build, its tests and its Spark and Ray parts read these; they say nothing to us and are no typing mistake.
+# Horovod's build, its tests and its Spark and Ray parts read these; they mean nothing here and are no typing mistakes.
 _FOREIGN_PREFIXES = (
     "HOROVOD_WITH_", "HOROVOD_WITHOUT_", "HOROVOD_GPU", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_NCCL_",
     "HOROVOD_NVTX_", "HOROVOD_BUILD_", "HOROVOD_ALLOW_", "HOROVOD_CMAKE", "HOROVOD_DEBUG", "HOROVOD_SKIP_",
@@ -299,8 +299,8 @@ def parse(setting: Setting, text: str, source: str = "") -> Value:
 
     Args:
         setting: the row of the table.
-        text: what the variable holds.
-        source: what to call it in an error; the variable when empty.
+        text: value of the variable.
+        source: its name in an error; the variable when empty.
 
     Returns:
         A value of the type of ``setting.default``.
@@ -341,7 +341,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     """Read all settings of this process.
 
     Args:
-        environ: where to read; ``os.environ`` when omitted.
+        environ: variables to read; ``os.environ`` when omitted.
         **overrides: explicit values by field name; they win. ``None`` means not given.
 
     Returns:
@@ -366,10 +366,10 @@ def is_elastic(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether HOROVOD_ELASTIC is set, without a look at the other settings.
 
     Args:
-        environ: where to read; ``os.environ`` when omitted.
+        environ: variables to read; ``os.environ`` when omitted.
 
     Raises:
-        ValueError: it says neither yes nor no.
+        ValueError: its value is no boolean.
     """
     setting = next(s for s in SETTINGS if s.name == "elastic")
     text = (os.environ if environ is None else environ).get(setting.env, "")
@@ -377,18 +377,18 @@ def is_elastic(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def openmp_threads() -> str:
-    """Return what OMP_NUM_THREADS says, which numerical libraries follow; empty when it is not set."""
+    """Return the value of OMP_NUM_THREADS, which numerical libraries follow; empty when it is not set."""
     return os.environ.get("OMP_NUM_THREADS", "")
 
 
 def gpu_variables() -> dict[str, str]:
-    """Return those variables that say which GPUs JAX may use, and whether it takes their memory at once."""
+    """Return the variables that select the GPUs of JAX, and whether it takes their memory at once."""
     names = ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """One sentence for each ``HOROVOD_*`` variable that nobody knows, for rank 0 to log as a warning at init."""
+    """Return one sentence for each unknown ``HOROVOD_*`` variable, for rank 0 to log as a warning at init."""
     environ = os.environ if environ is None else environ
     known = [s.env for s in SETTINGS] + [*RANK_VARIABLES.values(), JOB_ID, SECRET_KEY, MEETING]
     sentences = []

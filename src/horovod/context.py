@@ -1,4 +1,4 @@
-"""The one engine of this process: init, shutdown, and who we are."""
+"""The one engine of this process: init, shutdown, and the process's place in the job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
     "world",
 ]
 
-#: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
+#: Seconds for which a rank that failed because of another waits for its end, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
 
 
@@ -67,7 +67,7 @@ class _Context:
         self.client: MembershipClient | None = None  # of an elastic job
         self.base: World | None = None  # host, job and key, for its generations
         self.membership: MembershipView | None = None
-        self.past: Stats | None = None  # of its generations before this one
+        self.past: Stats | None = None  # statistics of earlier generations
         self.is_child = False
         self.registered = False
         self.ending = Ending()
@@ -83,7 +83,7 @@ def init(world: World | None = None) -> None:
     then rank and size are provisional.
 
     Args:
-        world: this process's place in the job; what the launcher says when omitted.
+        world: this process's place in the job; from the launcher when omitted.
 
     Raises:
         InitError: the environment is contradictory, or the ranks did not find each other.
@@ -103,7 +103,7 @@ def init(world: World | None = None) -> None:
         try:
             _begin(world)
         except BaseException:
-            _leave(is_call=True)  # what has begun when an interrupt came
+            _leave(is_call=True)  # stop all parts that had begun when an interrupt came
             raise
         finally:
             _context.is_beginning = False
@@ -113,7 +113,7 @@ def _begin(world: World | None) -> None:
     _context.hooks.install()
     # Forget how an earlier job ended.
     _context.ending = Ending()
-    _context.has_failed_to_begin = True  # until it is known better
+    _context.has_failed_to_begin = True  # until the beginning has succeeded
     note_begin()
     if not _context.registered:
         _context.registered = True
@@ -138,14 +138,14 @@ def _begin(world: World | None) -> None:
     watching = JobObserver(settings, world.job)
     number = _context.meetings[world.job] + 1
     made = Engine(renewal.assemble(world, settings, number, watching), settings, watching)
-    # Only what has come about counts: whoever failed, or never came, must still agree with the others afterwards.
+    # Count only successful meetings: ranks that failed, or never came, must still agree with the others afterwards.
     _context.meetings[world.job] = number
     _context.membership = MembershipView(1, (), (-1,) * world.size)
     _run(made, world, settings, watching)
 
 
 def _attend(world: World, settings: Config, is_part: bool) -> None:
-    """Connect with the service of an elastic job."""
+    """Connect to the service of an elastic job."""
     if is_part:
         raise InitError("init(comm=...) is not for elastic jobs, whose members change; use process sets")
     client, world = renewal.connect(world, settings, _lose)
@@ -172,7 +172,7 @@ def _run(made: Engine, world: World, settings: Config, watching: JobObserver) ->
 
 
 def _lose(rank: int, how: str) -> None:
-    """A rank has ended, or (-1) the service of the job cannot be reached; called by the thread of the client."""
+    """Abort, as a rank has ended, or (-1) the job's service cannot be reached; the client's thread calls this."""
     current = _context.engine
     if current is not None and rank != current.rank:
         what = f"{current.link.generation.describe(rank)} {how}" if rank >= 0 else how
@@ -195,7 +195,7 @@ def _close_client(how: str = "") -> None:
 
 
 def _leave(is_call: bool) -> None:
-    # Without a lock, so that a signal handler may call it; and interrupted anywhere it may be called again.
+    # Takes no lock, so that a signal handler may call it; after an interrupt at any point it may be called again.
     engine = _context.engine
     if engine is None:
         return
@@ -225,7 +225,7 @@ def engine() -> Engine:
 
 
 def observer() -> JobObserver:
-    """Return what observes this process's engine.
+    """Return the observer of this process's engine.
 
     Raises:
         NotInitializedError: there is none.
@@ -236,7 +236,7 @@ def observer() -> JobObserver:
 
 
 def world() -> World:
-    """Return who this process is; also in forked children of a rank, such as data loader workers.
+    """Return this process's place in the job; also in forked children of a rank, such as data loader workers.
 
     Raises:
         NotInitializedError: ``init()`` was not called, or ``shutdown()`` was.
@@ -266,10 +266,10 @@ def renew(progress: int = 0, digest: str = "") -> None:
     """Leave the present generation of an elastic job, if this process is in one, and join the next one.
 
     Another thread that waits for a collective gets an error. Afterwards rank, size, engine and ``membership()`` are
-    those of the new generation. It may be called again when it has raised, such as after an interrupt.
+    those of the new generation. After an error, such as an interrupt, it may be called again.
 
     Args:
-        progress: number of steps that this process has completed; -1 if it is new and has not got the others' state.
+        progress: number of steps that this process has completed; -1 if it is new and does not have the others' state.
         digest: hash of its state; equal digests mean equal states.
 
     Raises:
@@ -318,7 +318,7 @@ def wants_change() -> bool:
 
 
 def leave_job() -> None:
-    """Say that this process wants to leave the job at the next change, such as after SIGTERM; never blocks.
+    """Ask to leave the job at the next change, for example after SIGTERM; never blocks.
 
     The job service then wants another generation. ``renew`` raises DismissedError here, while the others go on.
     Does nothing in a job that is not elastic.
@@ -329,7 +329,7 @@ def leave_job() -> None:
 
 
 def init_count() -> int:
-    """Return how many times ``init()`` has built an engine; what was made for an older one is stale."""
+    """Return how many times ``init()`` has built an engine; objects made for an older one are stale."""
     return _context.init_count
 
 
@@ -374,7 +374,7 @@ def _at_exit() -> None:
 
 
 def _note_exception(error: BaseException, trace: TracebackType | None) -> None:
-    """Remember what ends this script, so that the other ranks can be told."""
+    """Remember the exception that ends this script, so that the other ranks can be told."""
     _context.ending.note(error, trace)
     tracebacks.shorten(error.with_traceback(trace))
     is_running = _context.engine is not None and not _context.is_child
@@ -383,9 +383,9 @@ def _note_exception(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def _after_fork(*_: Any) -> None:
-    # A thread of the parent may have held it; there is no such thread here.
+    # A thread of the parent may hold the lock; that thread does not exist here.
     _context.lock = threading.RLock()
-    # Asked for in every operation, where os.getpid() would be a system call.
+    # Every operation checks this; os.getpid() would be a system call.
     _context.is_child = _context.engine is not None or _context.client is not None
     _context.is_beginning = False
 
@@ -395,5 +395,5 @@ _context = _Context()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-# Also for what is wrong before init(), such as a call without it.
+# Also for errors before init(), such as a call without it.
 _context.hooks.install()

@@ -15,7 +15,7 @@ from horovod.phrases import few
 
 __all__ = ["run"]
 
-#: How often to look whether a worker has gone; how long the rank that made others fail may take to fail itself.
+#: Interval of checks for lost workers; time for the rank that made others fail to fail itself.
 _LOOK_S, _CAUSE_S = 1.0, 2.0
 
 
@@ -31,7 +31,7 @@ def run(
     The key of the job travels with Dask's own messages: use its TLS where strangers can read the network.
 
     Args:
-        func: what to call; it calls ``hvd.init()`` itself, and runs in a thread of the worker.
+        func: the function; it must call ``hvd.init()``, and runs in a thread of the worker.
         args: its arguments.
         kwargs: its named arguments.
         client: a ``distributed.Client``; the current one when omitted.
@@ -42,7 +42,7 @@ def run(
 
     Raises:
         LaunchError: there are too few workers, or one was lost; no rank runs a second time.
-        Exception: as ``func`` raised it on the first rank that failed.
+        Exception: the exception of ``func`` on the first rank that failed.
 
     Blocks until all ranks have returned.
     """
@@ -81,7 +81,7 @@ def _host(worker: str) -> str:
 
 
 def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: WorkerJob) -> None:
-    """Return when all ranks have returned; raise what ended the first that failed."""
+    """Wait until all ranks have returned; raise the error of the first rank that failed."""
     import distributed
 
     waiting = dict(enumerate(futures))
@@ -105,7 +105,7 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: Work
 
 
 def _raise_cause(futures: Sequence[Any]) -> None:
-    """Raise the error of a rank that did not fail because of another one, if one comes soon."""
+    """Raise the error of a rank that did not fail because of another rank, if such an error comes soon."""
     import distributed
 
     with contextlib.suppress(TimeoutError, distributed.TimeoutError):
@@ -114,7 +114,7 @@ def _raise_cause(futures: Sequence[Any]) -> None:
 
 
 def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """On a worker: be a rank, once."""
-    # Dask runs the tasks of a lost worker again, and the others have ended by then.
+    """Run one rank on a worker, once."""
+    # Dask runs the tasks of a lost worker again; by then the other ranks have ended.
     refuse_second_run(variables, "horovod.dask.run")
     return call_hosted(variables, func, args, kwargs)

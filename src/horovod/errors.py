@@ -1,10 +1,10 @@
-"""Every exception that horovod raises, and who is to blame for it.
+"""Every exception that horovod raises, and its origin: "you" is the script, "the world" is another process.
 
-    HorovodInternalError(RuntimeError)          what the runtime raises; catch this to catch all below
+    HorovodInternalError(RuntimeError)          an error of the runtime; catch this to catch all below
     |-- NotInitializedError (also ValueError)   you: init() was not called, or shutdown() was
     |-- InitError (also ValueError)             the ranks did not find each other
     |   `-- DismissedError                      elastic: this process is no member any more; not a failure
-    |-- RequestError (also ValueError)          you: the call is wrong whatever the other ranks do
+    |-- RequestError (also ValueError)          you: the call is wrong, independent of other ranks
     |-- MismatchError                           you: ranks disagree on shape, dtype, op, root, ...
     |-- PeerLostError                           the world: another rank died or left; recoverable
     |-- StallError                              the world: a rank did not come within the timeout
@@ -17,7 +17,7 @@
     HorovodVersionMismatchError(ImportError)    ranks run different versions of this package
 
 Horovod's scripts catch ``HorovodInternalError``, ``ValueError`` and ``RuntimeError``; the second base
-classes keep those scripts right.
+classes keep those scripts working.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HorovodInternalError(RuntimeError):
     """A collective could not be completed."""
 
     if not TYPE_CHECKING:
-        # AutoGraph makes errors anew to add the user's code; it takes their class only where this is how that is made.
+        # AutoGraph re-creates errors to add the user's code; it keeps their class only if they have this constructor.
         __init__ = Exception.__init__
 
 
@@ -64,7 +64,7 @@ class DismissedError(InitError):
 
 
 class RequestError(HorovodInternalError, ValueError):
-    """The call is wrong by itself, whatever the other ranks do; raised at the call.
+    """The call is wrong by itself, independent of the other ranks; raised at the call.
 
     Horovod raised ValueError for some of these and HorovodInternalError for others; this is both.
     """
@@ -93,7 +93,7 @@ class StallError(HorovodInternalError):
 
 
 class DeadlockError(StallError):
-    """Ranks wait for each other, and nothing that any rank can still do ends that; raised on every rank."""
+    """Ranks wait for each other, and no rank can do anything to end that; raised on every rank."""
 
 
 class DuplicateNameError(ValueError):
@@ -103,7 +103,7 @@ class DuplicateNameError(ValueError):
 class OptimizerUseError(AssertionError, RuntimeError):
     """The calls of a DistributedOptimizer came in an order in which gradients would be lost, or differ between ranks.
 
-    Horovod raised AssertionError for what it noticed of this.
+    Horovod raised AssertionError for the cases that it detected.
     """
 
 
@@ -115,7 +115,7 @@ class CellError(LaunchError):
     """A cell failed on ranks of a notebook's session, or the session has ended.
 
     Attributes:
-        tracebacks: of each rank on which it failed.
+        tracebacks: traceback of each rank on which it failed, by rank.
     """
 
     def __init__(self, message: str, tracebacks: dict[int, str] | None = None) -> None:
@@ -123,7 +123,7 @@ class CellError(LaunchError):
         self.tracebacks = tracebacks or {}
 
     def _render_traceback_(self) -> list[str]:
-        # Shown by IPython under the cell: frames of the kernel say nothing about what has happened on the ranks.
+        # IPython shows these lines under the cell: frames of the kernel say nothing about the ranks.
         return f"{type(self).__name__}: {self}".splitlines()
 
 
@@ -143,7 +143,7 @@ class HorovodVersionMismatchError(ImportError):
     """Two parts of the job run different versions.
 
     Attributes:
-        name: what differs.
+        name: the part that differs.
         version: the version here.
         installed_version: the version there.
     """

@@ -55,7 +55,7 @@ def open_folder(path: Path) -> int:
 
 
 def final_path(path: Path) -> Path:
-    """Return where the links of this user or root lead that have the name of a file, if there are any.
+    """Return the path of a file after its links; follow only links of this user or root.
 
     Args:
         path: the file.
@@ -86,7 +86,7 @@ def create_file(path: Path) -> int:
 
     Raises:
         PermissionError: its folder belongs to another user, or a part of the path is a symbolic link of another user.
-        OSError: it cannot be created.
+        OSError: the file cannot be created.
     """
     path = final_path(path)
     folder = open_folder(path.parent)
@@ -103,7 +103,7 @@ def create_file(path: Path) -> int:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file with ``data`` in the place of an older one, so that readers see one or the other, and never a part.
+    """Replace a file by one with ``data``, so that readers see the old or the new file, and never a part.
 
     Args:
         path: the file; links of this user and root are followed.
@@ -111,7 +111,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Raises:
         PermissionError: a part of the path is a symbolic link of another user.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = final_path(path)
     folder, part = open_folder(path.parent), f".{path.name}.{os.getpid()}"
@@ -132,7 +132,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def read_all(fd: int) -> bytes:
-    """Return all bytes of a file, whatever its position is: other processes share it."""
+    """Return all bytes of a file without use of its position, which other processes share."""
     size = os.fstat(fd).st_size
     parts = bytearray()
     while len(parts) < size and (part := os.pread(fd, size - len(parts), len(parts))):
@@ -141,7 +141,7 @@ def read_all(fd: int) -> bytes:
 
 
 def _link(name: str, folder: int) -> str:
-    """Where a symbolic link of this user or root leads; empty when there is no link of this name."""
+    """Return the target of a symbolic link of this user or root; empty when there is no link of this name."""
     try:
         link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:

@@ -31,18 +31,18 @@ class Launcher:
     """The variables of one launcher.
 
     Attributes:
-        name: what ``World.launcher`` says.
+        name: its name in ``World.launcher``.
         rank: variable that holds the rank.
         size: variable that holds the number of processes.
-        locals: pairs of variables for local rank and local size; the first pair that is there counts.
-        sign: the launcher is taken for present when one of these is set; ``rank`` and ``size`` when empty.
+        locals: pairs of variables for local rank and local size; the first pair that is set counts.
+        sign: variables, any of which shows that the launcher is present; ``rank`` and ``size`` when empty.
         job: variables that tell two jobs of one daemon apart.
         meeting: how ranks of several hosts find each other, as ``world.Meeting.kind``.
-        by_hand: variables for size and local size, for a launcher that does not tell them.
-        is_job_unique: whether what ``job`` says is the same for no other job of this user's.
-        is_vouched: whether the cluster can tell that processes belong to one user, see ``rendezvous.vouching``.
+        by_hand: variables for size and local size, for a launcher that does not set them.
+        is_job_unique: whether the values of ``job`` differ between all jobs of this user.
+        is_vouched: whether the cluster can prove that processes belong to one user, see ``rendezvous.vouching``.
         needs_size: whether ``rank`` alone is no sign of this launcher.
-        starters: by which words in its command line its process is known that starts all ranks of a host.
+        starters: words in the command line of its process that starts all ranks of a host.
     """
 
     name: str
@@ -87,7 +87,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         (("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),),
         job=("JSM_NAMESPACE_ID",),
     ),
-    # Cray: mpiexec of PALS gives these, and its PMI the sizes; aprun of ALPS tells a process its number alone.
+    # Cray: mpiexec of PALS sets these, and its PMI the sizes; aprun of ALPS gives a process only its number.
     Launcher(
         "pals",
         "PALS_RANKID",
@@ -128,7 +128,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         "PMI_SIZE",
         (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
     ),
-    # RANK alone may mean anything, so torchrun needs one of its own words or the whole pair.
+    # RANK alone may mean anything, so torchrun needs one of its own variables or the whole pair.
     Launcher(
         "torchrun",
         "RANK",
@@ -167,7 +167,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that has started this process; None where there is none.
 
     Args:
-        environ: where to read.
+        environ: variables to read.
     """
     return next((row for row in LAUNCHERS if _is_present(row, environ)), None)
 
@@ -178,7 +178,7 @@ def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
         and row.rank not in environ
         and any(other.by_hand is not None and other.rank in environ for other in LAUNCHERS)
     ):
-        return False  # the size alone: what another launcher does not tell
+        return False  # the size alone: it completes the variables of another launcher
     if row.name in ("mpich", "pals") and is_of_srun(row, environ):
         return False
     if not (row.sign or row.needs_size):
@@ -189,11 +189,11 @@ def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
 def is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
     """Return whether srun has set a row's variables, as it does with ``--mpi=pmi2`` and ``--mpi=cray_shasta``.
 
-    Where MPI's own launcher runs inside a step, srun has started that launcher's helpers, whose numbers are others.
+    If MPI's own launcher runs inside a step, srun has started that launcher's helpers, which have other numbers.
 
     Args:
-        row: another one than that of Slurm.
-        environ: where to read.
+        row: a row other than Slurm's.
+        environ: variables to read.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     numbers = environ.get(row.rank, ""), environ.get(row.size, tasks)
@@ -201,11 +201,11 @@ def is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
 
 
 def is_one_per_pod(row: Launcher, environ: Mapping[str, str]) -> bool:
-    """Return whether each pod of Kubernetes has one rank, as where an operator sets RANK and nobody runs torchrun.
+    """Return whether each pod of Kubernetes has one rank, for example if an operator sets RANK without torchrun.
 
     Args:
         row: the launcher.
-        environ: where to read.
+        environ: variables to read.
     """
     is_local_known = any(name in environ for pair in row.locals for name in pair)
     return row.name == "kubernetes" or (
@@ -216,15 +216,15 @@ def is_one_per_pod(row: Launcher, environ: Mapping[str, str]) -> bool:
 def hosts_and_run(
     row: Launcher, environ: Mapping[str, str], full_name: Callable[[], str] | None = None
 ) -> tuple[tuple[str, ...], str]:
-    """Return hosts of which one is rank 0's, and a text that is the same on all ranks and on no others.
+    """Return hosts, one of which is rank 0's, and a text that only the ranks of this run have in common.
 
     Args:
         row: a launcher whose ranks meet at a host.
-        environ: where to read.
+        environ: variables to read.
         full_name: returns the name of this host in DNS; asks the system when omitted.
 
     Raises:
-        InitError: this pod has no name from which that of the first one follows.
+        InitError: the name of the first pod does not follow from the name of this one.
     """
     if row.name == "slurm":
         named = [environ.get(name, "") for name in row.job]
@@ -242,11 +242,11 @@ def hosts_and_run(
 
 
 def hosts_and_run_of_step(step: str, environ: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], str]:
-    """Return what ``hosts_and_run`` returns in a step of this Slurm job, but for what added steps are not told.
+    """Return the result of ``hosts_and_run`` for a step of this Slurm job, without values that added steps do not get.
 
     Args:
-        step: its number; that of this process when empty.
-        environ: where to read; ``os.environ`` when omitted.
+        step: its number; the step of this process when empty.
+        environ: variables to read; ``os.environ`` when omitted.
 
     Raises:
         InitError: srun has not started this process.
@@ -263,7 +263,7 @@ def hosts_and_run_of_step(step: str, environ: Mapping[str, str] | None = None) -
 
 
 def _full_name() -> str:
-    """As ``hostname -f`` prints it; kubelet writes it into ``/etc/hosts``."""
+    """Return the name that ``hostname -f`` prints; kubelet writes it into ``/etc/hosts``."""
     name = socket.gethostname()
     try:
         return socket.getaddrinfo(name, None, flags=socket.AI_CANONNAME)[0][3] or name
@@ -275,11 +275,11 @@ def first_pod(name: str, index: str) -> str:
     """Return the name of the first pod of an Indexed Job.
 
     Args:
-        name: of this pod in DNS, such as ``train-2.train.default.svc.cluster.local``.
-        index: of this pod.
+        name: name of this pod in DNS, such as ``train-2.train.default.svc.cluster.local``.
+        index: index of this pod.
 
     Raises:
-        InitError: this pod has no such name.
+        InitError: the name of this pod has another form.
     """
     label, dot, rest = name.partition(".")
     if not (dot and label.endswith(f"-{index}")):
@@ -291,15 +291,15 @@ def first_pod(name: str, index: str) -> str:
 
 
 def flux_counts(rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return a task's number on its node, and how many tasks each node has.
+    """Return a task's number on its node, and the number of tasks of each node.
 
     Args:
-        rank: of the task.
+        rank: rank of the task.
         size: number of tasks.
-        environ: where to read.
+        environ: variables to read.
 
     Raises:
-        InitError: the nodes have not the same number of tasks each, one node after the other; Flux sets no more.
+        InitError: nodes differ in their number of tasks, or tasks are not numbered node by node; Flux sets no more.
     """
     nodes, local = environ.get("FLUX_JOB_NNODES", "1"), environ.get("FLUX_TASK_LOCAL_ID", "")
     each = size // int(nodes) if nodes.isdecimal() and int(nodes) else 0
@@ -312,9 +312,9 @@ def flux_counts(rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, 
 
 
 def aprun_size(command: Sequence[str]) -> int:
-    """Return the number of processes that a command line of aprun asks for; 0 when it is none.
+    """Return the number of processes that a command line of aprun requests; 0 for another command.
 
-    On a Cray aprun runs on another node than the ranks; where something stands in for it, it may be their parent.
+    On a Cray, aprun runs on another node than the ranks; a substitute for aprun may be their parent.
     """
     names = [word.rpartition("/")[2] for word in command]
     words = command[names.index("aprun") + 1 :] if "aprun" in names else ()
@@ -326,11 +326,11 @@ def aprun_size(command: Sequence[str]) -> int:
 
 
 def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[int]]:
-    """Return a task's local rank, its node, and how many tasks each node has: Slurm writes ``4(x2),3``.
+    """Return a task's local rank, its node, and the number of tasks of each node: Slurm writes ``4(x2),3``.
 
     Args:
-        size: number of tasks, all on one node where nothing else is said.
-        environ: where to read.
+        size: number of tasks, which are all on one node unless a variable says otherwise.
+        environ: variables to read.
 
     Raises:
         InitError: the variables make no sense.
@@ -355,7 +355,7 @@ def run_lengths(spec: str) -> list[int]:
         spec: the list.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no such list.
     """
     counts: list[int] = []
     for part in spec.split(","):

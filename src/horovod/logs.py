@@ -1,4 +1,4 @@
-"""Output of the logger ``horovod`` where the script has not set up logging of its own."""
+"""Output of the logger ``horovod`` if the script has not set up its own logging."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEVELS = {
 
 
 class _Formatter(logging.Formatter):
-    """Puts the rank in front of every line, those of a long message included."""
+    """Puts the rank in front of every line, also in a message of several lines."""
 
     def __init__(self, rank: int, with_time: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.Handler):
-    """Prints on standard error as long as nobody else handles the record."""
+    """Prints on standard error unless another handler handles the record."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message."""
@@ -63,18 +63,18 @@ class _Ours:
 
 
 def _is_taken_care_of() -> bool:
-    """Whether the script, or a library of its, has set up logging."""
+    """Whether the script, or one of its libraries, has set up logging."""
     return bool(logging.getLogger().handlers) or any(handler is not _Ours.handler for handler in logger.handlers)
 
 
 def configure(config: Config, rank: int, complaints: Sequence[str] = ()) -> None:
-    """Let the logger speak as the settings say, unless the script configured it, or the root logger, by itself.
+    """Configure the logger from the settings, unless the script has configured it, or the root logger.
 
-    A level other than the default, being asked for, counts even then.
+    A level other than the default applies even then, because the user has requested it.
 
     Args:
         config: the settings.
-        rank: stands in every line.
+        rank: rank to show in every line.
         complaints: warnings to log now, on rank 0 alone and once in a process.
     """
     logging.addLevelName(_TRACE, "TRACE")

@@ -1,4 +1,4 @@
-"""Place of the module for MXNet; importing it says that it is not there."""
+"""Placeholder of the module for MXNet; its import raises an error that says why it is missing."""
 
 from __future__ import annotations
 

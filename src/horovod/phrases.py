@@ -1,4 +1,4 @@
-"""Lists in words, as messages have them, and text that any stream can show."""
+"""Lists in words, for messages, and text that any stream can show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED = 3
 
 
 def few(names: Sequence[object]) -> str:
-    """Return the first few names, and how many there are besides."""
+    """Return the first few names, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(str(name) for name in names[:_NAMED]) + more
 
@@ -26,16 +26,16 @@ def list_ranks(ranks: Iterable[int]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` as UTF-8 can hold it: lone surrogates, such as bytes of a path in Latin-1, as ``\\udce9``."""
+    """Return ``text`` so that UTF-8 can hold it: lone surrogates, as of a path in Latin-1, become ``\\udce9``."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def discard_output() -> None:
-    """Send nowhere what is still to be printed: at the end Python would flush, and complain, once more."""
+    """Discard unprinted output: otherwise Python would flush it at exit, and report the error once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_any_text(stream: TextIO) -> None:
-    """Let a stream spell out what its encoding lacks, as that of LC_ALL=C does, where it would raise an error."""
+    """Make a stream escape characters that its encoding lacks, as under LC_ALL=C, instead of raising an error."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors="backslashreplace")

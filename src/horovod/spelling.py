@@ -1,4 +1,4 @@
-"""Suggests the name that a misspelt one was probably meant to be; nothing rather than a far-fetched one."""
+"""Suggests the intended name for a misspelt one; suggests nothing if no name is close."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 __all__ = ["nearest"]
 
 _MOST_SLIPS = 3
-_TELLING = 4  # letters of a word that says something by itself
+_TELLING = 4  # fewest letters of a word that has a meaning alone
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return the entry of ``known`` that ``name`` was meant to be, or an empty text.
 
-    Close is what differs in a few letters, at most one in three, however the words are joined; and what leaves words
-    out, such as ``--timeline`` for ``--timeline-filename``. Of several the closest counts, then the shortest.
+    A close name differs in a few letters, at most one in three, separators aside; or it has more words, such as
+    ``--timeline-filename`` for ``--timeline``. Of several names the closest counts, then the shortest.
     """
     typed = _words(name)
     found = []

@@ -1,4 +1,4 @@
-"""Tracebacks that end with the user's line: what this package says by its errors needs none of its inside."""
+"""Makes tracebacks end with the user's line: errors of this package explain themselves without its frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RAISED_FOR_THE_USER = (ValueError, TypeError, NotImplementedError, AttributeErr
 
 
 def shorten(error: BaseException) -> None:
-    """Let the tracebacks of an error and of its causes end with the user's line, where the error says all there is.
+    """End the tracebacks of an error and of its causes with the user's line, if the error explains itself.
 
     With HOROVOD_LOG_LEVEL=debug they stay as they are.
     """
@@ -40,7 +40,7 @@ def shorten(error: BaseException) -> None:
 
 
 def without_plumbing(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback that ends with the user's line; as it is, if there is no such line."""
+    """Return a traceback that ends with the user's line; unchanged, if there is no such line."""
     entries = _entries(trace)
     while entries and _package(entries[-1]) in PLUMBING:
         entries.pop()

@@ -1,8 +1,8 @@
 """This process's place in its job: rank, size, host, and the secret that all ranks share.
 
-``detect`` reads what the launcher left in the environment, by the rows of ``launchers``.
-Launchers other than horovodrun hand out no secret, so it is drawn from what only processes of the same user can
-read: the start-up record of the launcher's daemon on this host.
+``detect`` reads the variables that the launcher left in the environment, by the rows of ``launchers``.
+Launchers other than horovodrun hand out no secret, so it is derived from data that only processes of the same user
+can read: the start-up record of the launcher's daemon on this host.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
 ]
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
-"""Where horovodrun's keeper lends its table of exits; not a setting."""
+"""Variable with the path of the table of exits of horovodrun's keeper; not a setting."""
 ON_HOST = "#on "
-"""Stands between the name of a job and that of a host in the name of what its ranks on that host have in common."""
+"""Separates job and host in the name of the part of a job that runs on one host."""
 LOGIN_NODE = (
     "this is a login node of a Cray (aprun is in PATH, and has not started this process), where nothing may run; start "
     "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py"
@@ -60,15 +60,15 @@ class Meeting:
     """How ranks of several hosts find each other.
 
     Attributes:
-        kind: "addresses": somebody listens at one of ``places``; "hosts": rank 0's host does, which is one of
-            ``places``; "mpi": MPI carries what they say; empty: nobody has said.
+        kind: "addresses": a service listens at one of ``places``; "hosts": rank 0's host, one of ``places``, has the
+            service; "mpi": MPI carries the messages; empty: unknown.
         places: endpoints such as ``tcp://10.0.0.1:5000``, or names of hosts.
-        run: the same text on all hosts, another one for any other run; may be empty where each run has its own key.
+        run: same text on all hosts, another text for any other run; may be empty where each run has its own key.
         has_key: whether ``World.key`` is the same on all hosts.
-        is_place_known: whether the launcher has said which ranks share a host.
-        members: which of MPI's ranks take part, in the order of their ranks here; all when empty.
-        generation: of an elastic job; 0 in others.
-        check: called while ranks meet; raises when that has become useless.
+        is_place_known: whether the launcher gives the ranks that share a host.
+        members: the member ranks among MPI's ranks, in the order of their ranks here; all when empty.
+        generation: generation of an elastic job; 0 in others.
+        check: called while ranks meet; raises an error when that has become useless.
     """
 
     kind: str = ""
@@ -93,7 +93,7 @@ class World:
         cross_rank: number of this host among those that have this ``local_rank``.
         cross_size: number of hosts that have this ``local_rank``.
         hostname: name of this host.
-        launcher: who started the job, a name of ``LAUNCHERS``, or "none".
+        launcher: the launcher of the job, a name of ``LAUNCHERS``, or "none".
         job: the same text on all ranks of the job on this host, another text for any other job; may be empty
             for one rank.
         key: the job's secret; may be empty for one rank.
@@ -126,10 +126,10 @@ class World:
 
 
 def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc"), pid: int | None = None) -> World:
-    """Read who this process is.
+    """Read this process's place in the job.
 
     Args:
-        environ: where to read; ``os.environ`` when omitted.
+        environ: variables to read; ``os.environ`` when omitted.
         proc: where the process table is mounted.
         pid: the process to describe; this one when omitted.
 
@@ -137,7 +137,7 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
         The place in the job; size 1 when no launcher is found.
 
     Raises:
-        InitError: a launcher's variables are incomplete or contradict each other, or no secret can be drawn.
+        InitError: a launcher's variables are incomplete or contradict each other, or no secret can be derived.
     """
     environ = os.environ if environ is None else environ
     hostname = printable(environ.get(RANK_VARIABLES["hostname"]) or os.uname().nodename)
@@ -166,7 +166,7 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
 
 
 def _provisional(launcher: Launcher, environ: Mapping[str, str], hostname: str) -> World:
-    """The place of a process in an elastic job before its first generation: only host and local rank will stay."""
+    """Return the place of an elastic job's process before its first generation: only host and local rank will stay."""
     names = (RANK_VARIABLES["local_rank"], MEETING, JOB_ID, SECRET_KEY)
     if missing := [name for name in names if not environ.get(name)]:
         raise InitError(
@@ -183,14 +183,14 @@ def _provisional(launcher: Launcher, environ: Mapping[str, str], hostname: str) 
 
 
 def part_of(world: World, ranks: Sequence[int]) -> World:
-    """Return the place of a process in a job of some of the ranks, numbered as they are listed.
+    """Return the place of a process in a job of some of the ranks, numbered in the order of the list.
 
     Args:
         world: its place among all ranks.
-        ranks: those that take part, numbers of ``world``; all of them in their order are the job itself.
+        ranks: the member ranks, numbers of ``world``; all of them in their order are the job itself.
 
     Raises:
-        ValueError: this process is not one of them, or they do not exist.
+        ValueError: this process is not one of them, or some do not exist.
     """
     wrong = [rank for rank in ranks if not 0 <= rank < world.size]
     if wrong or len(set(ranks)) < len(ranks):
@@ -202,7 +202,7 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
         )
     if list(ranks) == list(range(world.size)):
         return world
-    # On several hosts, ranks are taken to lie one after the other; on one, launchers number them as they like.
+    # On several hosts, ranks are assumed to follow each other; on one, launchers may number them in any way.
     first = 0 if world.local_size == world.size else world.rank - world.local_rank
     local = [rank for rank in ranks if first <= rank < first + world.local_size]
     hosts = sorted({rank // world.local_size for rank in ranks})
@@ -224,17 +224,17 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
 
 
 def exits_path() -> str:
-    """Return where horovodrun's keeper lends its table of exits, or nothing."""
+    """Return the path of the table of exits that horovodrun's keeper lends; empty if there is none."""
     return os.environ.get(EXITS_VARIABLE, "")
 
 
 def own_slot() -> str:
-    """Return this rank's row in that table, as text, or nothing."""
+    """Return this rank's row in the table of exits, as text; empty if unknown."""
     return os.environ.get(RANK_VARIABLES["local_rank"], "")
 
 
 def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Two variables that only make sense together, checked."""
+    """Return the values of two variables that only make sense together, checked."""
     missing = [name for name in (rank_name, size_name) if name not in environ]
     if missing:
         there = rank_name if missing == [size_name] else size_name
@@ -256,7 +256,7 @@ def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[i
 
 
 def _rank_and_size(launcher: Launcher, environ: Mapping[str, str], proc: Path, pid: int) -> tuple[int, int]:
-    """Rank and size; where the launcher tells no size, what is given by hand, or what MPI says."""
+    """Return rank and size; if the launcher gives no size, the one given by hand, or from aprun or MPI."""
     if launcher.by_hand is None or launcher.size in environ:
         return _pair(launcher.rank, launcher.size, environ)
     by_hand = launcher.by_hand[0]
@@ -291,7 +291,7 @@ def _size_by_mpi() -> int:
 
 
 def _local(launcher: Launcher, rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, int, bool]:
-    """Local rank and size, and whether they are known: a launcher that does not tell them is taken to use one host."""
+    """Return local rank and size, and whether they are known; a launcher that does not give them counts as one host."""
     if launcher.name == "slurm":
         local_rank, node, counts = slurm_counts(size, environ)
         return local_rank, counts[node], True
@@ -299,7 +299,7 @@ def _local(launcher: Launcher, rank: int, size: int, environ: Mapping[str, str])
         return 0, 1, True
     if launcher.name == "flux":
         return *flux_counts(rank, size, environ), True
-    # A size beside which no rank stands may belong to another row; half of the only pair is an error.
+    # A size without its rank may belong to another row; half of the only pair is an error.
     pairs = [pair for pair in launcher.locals if all(name in environ for name in pair)]
     halves = [pair for pair in launcher.locals if any(name in environ for name in pair)]
     for rank_name, size_name in pairs or (halves if launcher.by_hand is None else ()):
@@ -316,7 +316,7 @@ def _local(launcher: Launcher, rank: int, size: int, environ: Mapping[str, str])
 
 
 def _meeting(launcher: Launcher, environ: Mapping[str, str], is_place_known: bool) -> Meeting:
-    """How this rank finds those of other hosts."""
+    """Return how this rank finds the ranks of other hosts."""
     has_key = bool(environ.get(SECRET_KEY))
     if environ.get(MEETING):
         places = tuple(place.strip() for place in environ[MEETING].split(","))
@@ -332,7 +332,7 @@ def _meeting(launcher: Launcher, environ: Mapping[str, str], is_place_known: boo
 
 
 def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: Path, pid: int) -> tuple[str, bytes]:
-    """Name and secret of the job: given by the launcher or by hand, else drawn from the launcher's daemon."""
+    """Return name and secret of the job: from the launcher or by hand, else derived from the launcher's daemon."""
     job, key = environ.get(JOB_ID, ""), b""
     if environ.get(SECRET_KEY):
         try:
@@ -372,12 +372,12 @@ def launcher_process(variable: str, proc: Path, pid: int) -> tuple[int, str]:
     A wrapper such as ``bash -c`` inherits the variable, so it is passed over.
 
     Args:
-        variable: the one that holds the rank.
+        variable: variable that holds the rank.
         proc: where the process table is mounted.
-        pid: whose ancestor.
+        pid: process whose ancestors are searched.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no such ancestor.
     """
     needle = b"\0" + variable.encode() + b"="
     while True:

@@ -121,7 +121,7 @@ def test_the_rank_whose_script_fails_writes_too(tmp_path: Path) -> None:
     assert "* Rank 1 failed first:" in text
     assert "ValueError: not a number" in text and f'File "{tmp_path / "s.py"}", line 7' in text
     assert "(rank 0 failed afterwards.)" in text
-    assert f"horovodrun: what the ranks were doing: horovodrun --doctor {tmp_path / 'dump'}" in output
+    assert f"horovodrun: to see what each rank did last: horovodrun --doctor {tmp_path / 'dump'}" in output
     # An error that follows from another rank's end has a few lines, which end in the script.
     lines = printed(output, "[0]<stderr>:")
     assert lines[-4:-1] == [

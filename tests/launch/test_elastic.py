@@ -228,7 +228,7 @@ def test_hosts_grow_and_shrink_and_a_bad_script_changes_nothing(tmp_path: Path, 
     assert re.search(rf"rank \d \(pid \d+ on {HOST}:2\) left; 2 ranks continue", ended.err), ended.err
     told = [line for line in ended.err.splitlines() if "the script for hosts" in line]
     problems = [
-        "printed what is no list",
+        "printed no list",
         "printed no host",
         "did not end within 1 s",
         "exit code 3: no answer",

@@ -167,7 +167,7 @@ def test_what_horovodrun_itself_cannot_write_is_said_once(capfd: pytest.CaptureF
         sink.put(b"a\n")
         sink.put(b"b\n")
     assert sink.broken
-    assert capfd.readouterr().err == "horovodrun: what the ranks write is lost: No space left on device\n"
+    assert capfd.readouterr().err == "horovodrun: the output of the ranks is lost: No space left on device\n"
 
 
 def test_a_question_whose_answer_is_lost_says_so(

@@ -101,7 +101,7 @@ def test_ranks_that_believe_in_different_sizes(job: str) -> None:
     host, guest = Attempt(job, 0, 2), Attempt(job, 1, 4)
     for error in (host.done(), guest.done()):
         assert isinstance(error, InitError)
-        assert str(error) == "rank 1 believes in 4 ranks, rank 0 in 2"
+        assert str(error) == "rank 1 expects 4 ranks, rank 0 expects 2"
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 2])

@@ -1,3 +1,3 @@
-"""The one place where the version stands."""
+"""Version of this distribution."""
 
 __version__ = "0.1.0"

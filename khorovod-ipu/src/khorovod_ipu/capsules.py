@@ -1,4 +1,4 @@
-"""Pointers as PopART's Python hands them out: capsules without a name, which only native code was meant to read."""
+"""Pointers in PopART's Python format: capsules without a name, meant to be read only by native code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = ctypes.create_string_buffer(1)
 
 
 def capsule_of(array: np.ndarray[Any, np.dtype[Any]]) -> object:
-    """Return a capsule with the address of an array, which must live as long as the capsule is used."""
+    """Return a capsule with the address of an array; the array must live as long as the capsule is used."""
     address = array.ctypes.data if array.nbytes else ctypes.addressof(_NOTHING)
     capsule: object = _new(address, None, None)
     return capsule
@@ -30,9 +30,9 @@ def array_behind(capsule: Any, shape: Any, dtype: Any) -> np.ndarray[Any, np.dty
     """Return an array over the memory that a capsule points to.
 
     Args:
-        capsule: as a callback of a stream receives it.
-        shape: of the tensor, as ``session.getInfo(weight).shape()`` says.
-        dtype: of the tensor, as ``session.getInfo(weight).data_type_lcase()`` says.
+        capsule: capsule that a stream callback receives.
+        shape: shape of the tensor, from ``session.getInfo(weight).shape()``.
+        dtype: dtype of the tensor, from ``session.getInfo(weight).data_type_lcase()``.
     """
     kind = np.dtype(dtype)
     memory: Any = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(_get(capsule, None))

@@ -1,7 +1,7 @@
 """Refuse to mix these packages with the vendor's SDK.
 
-Each package calls ``refuse_beside_the_sdk()`` before anything else. Where the SDK comes first on ``sys.path``, its own
-packages are imported and nothing of ours runs; only a mixture of both is refused.
+Each package calls ``refuse_beside_the_sdk()`` first. If the SDK comes first on ``sys.path``, Python imports the SDK's
+own packages and none of our code runs; only a mixture of both is refused.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 
 __all__ = ["found_sdk", "refuse_beside_the_sdk"]
 
-#: Import packages of the SDK; those that only the SDK has give it away as well.
+#: Import packages of the SDK; packages that exist only in the SDK reveal it, too.
 SDK_PACKAGES = ("popart", "poptorch", "popdist", "popxl", "popart_core", "poptorch_core", "popdist_core")
-#: The SDK's wheels, which pip would have put over the same folders.
+#: Distribution names of the SDK's wheels, which pip installs to the same folders.
 SDK_DISTRIBUTIONS = ("popart", "poptorch", "popdist", "popxl")
 
 _OURS = Path(__file__).resolve().parent
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether a folder of packages is this one, or another copy of it, as in a checkout."""
+    """Return whether a folder of packages is ours, or another copy of ours, as in a checkout."""
     return (folder / _OURS.name / Path(__file__).name).exists()
 
 
 def found_sdk(search: list[str] | None = None) -> str:
-    """Return where the SDK is: a file of its packages, or the name of its wheel; empty without one.
+    """Return a file of the SDK's packages, or the name of its wheel; empty if the SDK is not installed.
 
     Args:
-        search: folders to look in; ``None`` means ``sys.path`` and what pip has installed there.
+        search: folders to search; ``None`` means ``sys.path`` and its installed distributions.
     """
     for folder in sys.path if search is None else search:
         for name in SDK_PACKAGES:
@@ -49,10 +49,10 @@ def found_sdk(search: list[str] | None = None) -> str:
 
 @cache
 def refuse_beside_the_sdk() -> None:
-    """Raise where the vendor's SDK can be imported as well.
+    """Raise if the vendor's SDK can be imported, too.
 
     Raises:
-        ImportError: it can; the message says where it is and how to choose.
+        ImportError: the SDK can be imported; the message names its path and the remedy.
     """
     if place := found_sdk():
         raise ImportError(

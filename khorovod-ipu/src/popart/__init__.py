@@ -1,6 +1,6 @@
-"""The programming interface of PopART over a device in software: graphs are ONNX, torch executes and differentiates.
+"""PopART's programming interface on a software device: graphs are ONNX, torch executes and differentiates them.
 
-docs/popart.md in khorovod's repository says what it imitates.
+docs/popart.md in khorovod's repository lists the supported parts.
 """
 
 from __future__ import annotations

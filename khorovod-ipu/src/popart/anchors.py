@@ -1,4 +1,4 @@
-"""The values of anchors that come back from a run."""
+"""Values of anchors that a run returns."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def anchor_infos(flow: DataFlow, infos: Mapping[str, TensorInfo], factors: Facto
 
 
 class Anchors:
-    """Passes on the values of one run, micro-batch by micro-batch.
+    """Collects the values of one run, micro-batch by micro-batch.
 
     Args:
-        flow: which anchors, and which of their values.
-        factors: how many micro-batches there are.
-        target: gets them.
+        flow: the anchors, and the selection of their values.
+        factors: numbers of micro-batches.
+        target: receives the values.
     """
 
     def __init__(self, flow: DataFlow, factors: Factors, target: StepIO) -> None:

@@ -1,7 +1,7 @@
 """Annotations of nodes in a ``Builder``: scopes, places, priorities, attributes.
 
-None of them changes a result, so all of them are accepted. Methods that take the outputs of a node raise
-``popart_exception`` where no node has these outputs.
+None of them changes a result, so all are accepted. Methods that take the outputs of a node raise
+``popart_exception`` if no node has these outputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _placing(attribute: str, what: str, kind: type = int) -> Any:
 
 
 def _placed(attribute: str, method: str) -> Any:
-    """Return a method that reads what ``method`` has set."""
+    """Return a method that reads the attribute that ``method`` has set."""
 
     def get(self: Annotations, nodeOutputNames: Any = None) -> int:
         if nodeOutputNames is not None:
@@ -52,12 +52,12 @@ def _placed(attribute: str, method: str) -> Any:
 
 
 def _has(attribute: str) -> Any:
-    """Return a method that says whether a block has set an attribute."""
+    """Return a method that returns whether a block has set an attribute."""
     return lambda self: attribute in dict(self._placement)
 
 
 def _hint(attribute: str, what: str) -> Any:
-    """Return a method that keeps what it is given as an attribute of the node; nothing else comes of it."""
+    """Return a method that stores its argument as an attribute of the node, without other effect."""
 
     def hint(self: Annotations, nodeOutputNames: Any, *values: Any, **named: Any) -> None:
         words = [str(value) for value in (*values, *named.values())]
@@ -68,10 +68,10 @@ def _hint(attribute: str, what: str) -> Any:
 
 
 class Annotations:
-    """The part of ``Builder`` that annotates.
+    """Methods of ``Builder`` that annotate nodes.
 
     Args:
-        graph: where the nodes are.
+        graph: graph of the nodes.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -82,16 +82,16 @@ class Annotations:
     # -- attributes of a node ------------------------------------------------------------------------------------
 
     def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Any) -> None:
-        """Add an attribute to the node that gives these outputs."""
+        """Add an attribute to the node with these outputs."""
         node = self._node_of(nodeOutputNames)
         _drop(node, attributeName)
         node.attribute.append(helper.make_attribute(attributeName, attributeValue))
 
     def getNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> Any:
-        """Return an attribute of the node that gives these outputs; the methods with a type in their name as well.
+        """Return an attribute of the node with these outputs; methods with a type in their name do the same.
 
         Raises:
-            popart_exception: it has no such attribute.
+            popart_exception: the node has no attribute of this name.
         """
         found = {attribute.name: attribute for attribute in self._node_of(nodeOutputNames).attribute}
         if attributeName not in found:
@@ -103,27 +103,27 @@ class Annotations:
     getStringNodeAttribute = getStringVectorNodeAttribute = getBoolNodeAttribute = getNodeAttribute
 
     def nodeHasAttribute(self, attributeName: str, nodeOutputNames: Any) -> bool:
-        """Return whether the node that gives these outputs has an attribute."""
+        """Return whether the node with these outputs has an attribute."""
         return attributeName in self.getAllNodeAttributeNames(nodeOutputNames)
 
     def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> None:
-        """Remove an attribute from the node that gives these outputs.
+        """Remove an attribute from the node with these outputs.
 
         Raises:
-            popart_exception: it has no such attribute.
+            popart_exception: the node has no attribute of this name.
         """
         self.getNodeAttribute(attributeName, nodeOutputNames)
         _drop(self._node_of(nodeOutputNames), attributeName)
 
     def getAllNodeAttributeNames(self, nodeOutputNames: Any) -> list[str]:
-        """Return the names of the attributes of the node that gives these outputs."""
+        """Return the names of the attributes of the node with these outputs."""
         return [attribute.name for attribute in self._node_of(nodeOutputNames).attribute]
 
     # -- scopes --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def nameScope(self, name: str) -> Iterator[None]:
-        """Put ``name/`` in front of the ids that are made in a block."""
+        """Return a context that prefixes new ids with ``name/``."""
         self._scopes.append(f"{name}/")
         try:
             yield
@@ -131,23 +131,23 @@ class Annotations:
             self._scopes.pop()
 
     def getNameScope(self, name: str = "") -> str:
-        """Return ``name`` with all scopes in front."""
+        """Return ``name`` prefixed with all scopes."""
         return "".join(self._scopes) + name
 
     def outlineAttributes(self, attributes: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
-        """Mark a block whose equal parts stay separate; without effect, nothing is outlined.
+        """Mark a block whose equal parts stay separate; without effect, because nothing is outlined.
 
         Args:
-            attributes: names and values, which only count as being the same or not.
+            attributes: names and values, which are only compared for equality.
         """
         flat = [str(item) for pair in dict(attributes).items() for item in pair]
         return self._inside("__outline_attribute", flat)
 
     def outputTensorLocation(self, location: Any) -> contextlib.AbstractContextManager[None]:
-        """Choose the memory of tensors made in a block; without effect, there is one memory.
+        """Choose the memory of tensors made in a block; without effect, because there is only one memory.
 
         Args:
-            location: a ``popart.TensorLocation``, or what it is made of.
+            location: a ``popart.TensorLocation``, or an argument for its constructor.
         """
         return contextlib.nullcontext()
 

@@ -1,4 +1,4 @@
-"""``Builder``: a graph, call by call, as a real ONNX model."""
+"""``Builder``: builds a graph, call by call, as a real ONNX model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from popart.tensors import Array, TensorInfo
 __all__ = ["Builder", "DebugContext"]
 
 _DEFAULT_OPSET = 10
-#: Of the time of that operator set; readers of today understand it.
+#: IR version of the time of that operator set; current readers accept it.
 _IR_VERSION = 5
-#: Methods that the software device does not have, and their replacements.
+#: Methods that the software device lacks, and their replacements.
 _INSTEAD = {
     "createSubgraphBuilder": ": no graphs inside of graphs; build the operations of a loop one after the other",
     "saveInitializersExternally": ": weights are in the model's file, saveModelProto() writes it",
@@ -48,12 +48,12 @@ class DebugContext:
 
 
 class Builder(Annotations):
-    """Makes a model. Methods that take the id of a tensor raise ``popart_exception`` where there is no such tensor.
+    """Builds a model. Methods that take the id of a tensor raise ``popart_exception`` if the tensor does not exist.
 
     Args:
-        modelProtoOrFilename: a model to go on with: its bytes, or a file's name.
+        modelProtoOrFilename: a model to extend: its bytes, or a file's name.
         opsets: versions by domain, ``{"ai.onnx": 10}``.
-        builderCore: accepted for PopART's sake; nothing can be given here.
+        builderCore: accepted for compatibility with PopART; must be None.
 
     Attributes:
         aiOnnx: operators of ONNX, of version 10 unless ``opsets`` says otherwise; also ``aiOnnxOpset6`` to ``11``.
@@ -96,7 +96,7 @@ class Builder(Annotations):
             info: a ``TensorInfo``; or a dtype's name, with the shape after it.
             more: the shape after a dtype; settings, which are accepted; a name.
             debugContext: the name; ``input``, ``input/1`` and so on without one.
-            debugPrefix: older word for the same.
+            debugPrefix: older name of ``debugContext``.
         """
         rest = list(more)
         if not isinstance(info, TensorInfo):
@@ -110,15 +110,15 @@ class Builder(Annotations):
     # -- weights and outputs -------------------------------------------------------------------------------------
 
     def addInitializedInputTensor(self, initVal: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Declare a weight, which training changes, with its initial value, and return its id.
+        """Declare a trainable weight with its initial value, and return its id.
 
         Args:
-            initVal: an array, which is copied.
+            initVal: the initial value, an array; it is copied.
             debugContext: the name; ``init_input``, ``init_input/1`` and so on without one.
-            debugPrefix: older word for the same.
+            debugPrefix: older name of ``debugContext``.
         """
         array = np.array(initVal, order="C")
-        TensorInfo(array)  # refuses what is no dtype of the device
+        TensorInfo(array)  # refuses dtypes that the device lacks
         name = self._unique("", str(debugContext or debugPrefix) or "init_input")
         self._graph.initializer.append(numpy_helper.from_array(array, name))
         self._weights[name] = array
@@ -126,7 +126,7 @@ class Builder(Annotations):
         return name
 
     def addOutputTensor(self, outputTensorId: str) -> None:
-        """Say that a tensor is an output of the model."""
+        """Make a tensor an output of the model."""
         info = self._info(outputTensorId)
         if outputTensorId not in self.getOutputTensorIds():
             value = helper.make_tensor_value_info(outputTensorId, info.onnx_dtype(), info.shape())
@@ -138,16 +138,16 @@ class Builder(Annotations):
         self, op: str, domain: str, version: int, inputs: Sequence[str], outputs: int, attributes: dict[str, Any],
         label: str,
     ) -> list[str]:  # fmt: skip
-        """Add an operation; what ``aiOnnx`` and ``aiGraphcore`` call.
+        """Add an operation; ``aiOnnx`` and ``aiGraphcore`` call this.
 
         Args:
             op: type of the operator.
             domain: empty for ONNX's own.
-            version: of ONNX's operator set; one model has one.
-            inputs: ids; empty ones are left out.
-            outputs: their number.
-            attributes: by name; ``None`` is left out.
-            label: put in front of the outputs' ids.
+            version: version of ONNX's operator set; a model has only one.
+            inputs: ids; empty for omitted inputs.
+            outputs: number of outputs.
+            attributes: attributes by name; ``None`` is omitted.
+            label: prefix of the outputs' ids.
 
         Returns:
             The ids of the outputs.
@@ -167,9 +167,9 @@ class Builder(Annotations):
         names = [self._unique(base, f"{op}:{index}") for index in range(outputs)]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
         self._shapes.add_node(GraphNode(op, domain, names[0], tuple(inputs), tuple(names), _arrays(plain)))
-        # PopART's own graphs have no names of nodes but these.
+        # PopART's own graphs name nodes by their first output, too.
         proto = helper.make_node(op, inputs, names, name=names[0], domain=domain or None)
-        # An empty list does not say its type: of ONNX's operators it is one of integers.
+        # An empty list has no type: for ONNX's operators it is a list of integers.
         proto.attribute.extend(
             helper.make_attribute(key, value, attr_type=onnx.AttributeProto.INTS if value == [] else None)
             for key, value in {**plain, **placed}.items()
@@ -178,7 +178,7 @@ class Builder(Annotations):
         return names
 
     def checkpointOutput(self, nodeOutputNames: Sequence[str]) -> list[str]:
-        """Say that tensors are kept where others are computed again, and return the ids to go on with.
+        """Mark tensors to be kept instead of recomputed, and return the ids to use from now on.
 
         Args:
             nodeOutputNames: ids, in a list.
@@ -189,7 +189,7 @@ class Builder(Annotations):
         self, opName: str, opVersion: int, domain: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None,
         numOutputs: int = 1, name: str = "",
     ) -> list[str]:  # fmt: skip
-        """Add an operation by its operator's name; the software device has those of ONNX and ``ai.graphcore``.
+        """Add an operation by its operator's name; the software device has the operators of ONNX and ``ai.graphcore``.
 
         Args:
             opName: the operator.
@@ -198,13 +198,13 @@ class Builder(Annotations):
             inputs: ids.
             attributes: by name.
             numOutputs: number of outputs.
-            name: put in front of the outputs' ids.
+            name: prefix of the outputs' ids.
 
         Returns:
             The ids of the outputs.
 
         Raises:
-            popart_exception: it is an operator in C++ for the hardware, or does not fit its inputs.
+            popart_exception: the operator is C++ code for the hardware, or does not fit its inputs.
         """
         where = "" if domain == "ai.onnx" else domain
         if opName not in known_operators(where):
@@ -216,13 +216,13 @@ class Builder(Annotations):
         return self.add_node(opName, where, version, list(inputs), int(numOutputs), dict(attributes or {}), name)
 
     def reshape_const(self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = "") -> str:
-        """Add a reshape to a shape that is known, and return the id of its output.
+        """Add a reshape to a known shape, and return the id of its output.
 
         Args:
             aiOnnx: the operators of this builder.
             args: id of the tensor, in a list.
             shape: the dimensions.
-            debugContext: put in front of the ids.
+            debugContext: prefix of the ids.
         """
         target = aiOnnx.constant(np.array(shape, np.int64), debugContext=debugContext)
         return str(aiOnnx.reshape([*args, target], debugContext=debugContext))
@@ -234,7 +234,7 @@ class Builder(Annotations):
         return [*(value.name for value in self._graph.input), *self._weights]
 
     def getOutputTensorIds(self) -> list[str]:
-        """Return the ids that ``addOutputTensor`` named."""
+        """Return the ids of the outputs that ``addOutputTensor`` declared."""
         return [value.name for value in self._graph.output]
 
     def getTrainableTensorIds(self) -> list[str]:
@@ -242,7 +242,7 @@ class Builder(Annotations):
         return list(self._weights)
 
     def getValueTensorIds(self) -> list[str]:
-        """Return the ids of everything."""
+        """Return the ids of all tensors."""
         return [*self.getInputTensorIds(), *(name for node in self._graph.node for name in node.output)]
 
     def isInitializer(self, tensorId: str) -> bool:
@@ -265,7 +265,7 @@ class Builder(Annotations):
         return bytes(model.SerializeToString())
 
     def setGraphName(self, name: str) -> None:
-        """Say what the graph is called."""
+        """Set the name of the graph."""
         self._graph.name = name
 
     def saveModelProto(self, filename: str) -> None:
@@ -310,7 +310,7 @@ class Builder(Annotations):
 
 
 def _arrays(attributes: dict[str, Any]) -> dict[str, Any]:
-    """As a session reads them: tensors are arrays."""
+    """Return attributes in a session's format: tensors as arrays."""
     return {
         name: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
         for name, value in attributes.items()

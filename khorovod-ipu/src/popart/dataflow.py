@@ -15,7 +15,7 @@ _IDS = {"final": AnchorReturnTypeId.Final, "everyn": AnchorReturnTypeId.EveryN, 
 
 
 class AnchorReturnType:
-    """The values of an anchor that come back.
+    """The values of an anchor that a run returns.
 
     Args:
         artString: ``Final``, ``EveryN``, ``All`` or ``Sum``, in any case.
@@ -41,7 +41,7 @@ class AnchorReturnType:
         """Return the period of ``EveryN``.
 
         Raises:
-            popart_exception: it is another type, which has none.
+            popart_exception: the type has no period.
         """
         if self._id is not AnchorReturnTypeId.EveryN:
             raise popart_exception(f"only EveryN has a return period, this is {self._id.name}")
@@ -56,11 +56,11 @@ class DataFlow:
 
     Args:
         batchesPerStep: optimizer steps, or batches of inference, per ``run()``.
-        anchors: the type of return per tensor id; or ids, and one type for all of them.
-        returnType: for a list of ids.
+        anchors: the return type by tensor id; or ids, with one type for all.
+        returnType: return type for a list of ids.
 
     Raises:
-        popart_exception: the number is not positive, a period does not divide it, or a type is none.
+        popart_exception: the number is not positive, a period does not divide it, or a type is invalid.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class DataFlow:
         return len(self._anchors)
 
     def isAnchored(self, tensorId: str) -> bool:
-        """Return whether a tensor comes back."""
+        """Return whether a tensor is an anchor."""
         return tensorId in self._anchors
 
     def art(self, tensorId: str) -> AnchorReturnType:
-        """Return the type of return of an anchor.
+        """Return the return type of an anchor.
 
         Raises:
-            popart_exception: it is no anchor.
+            popart_exception: the tensor is no anchor.
         """
         if tensorId not in self._anchors:
             raise unknown("an anchor of this DataFlow", tensorId, self._anchors)
@@ -113,7 +113,7 @@ class DataFlow:
 
 
 class InputShapeInfo:
-    """Shapes of inputs that a model leaves open."""
+    """Shapes of inputs that are unknown in a model."""
 
     def __init__(self) -> None:
         self._infos: dict[str, Any] = {}

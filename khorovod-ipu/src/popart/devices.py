@@ -1,4 +1,4 @@
-"""Devices: each of them is the software device."""
+"""Devices: each one is the software device."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from popart.errors import popart_exception
 __all__ = ["DeviceInfo", "DeviceManager"]
 
 _ids = itertools.count()
-#: Of the second generation.
+#: Number of tiles of an IPU of the second generation.
 _TILES = 1472
 
 
 class DeviceInfo:
-    """A device in software; detached at the end of a ``with`` block.
+    """A software device; detached at the end of a ``with`` block.
 
     Args:
-        kind: what it is called.
-        ipus: how many IPUs it stands for.
-        tiles: per IPU.
+        kind: type of the device.
+        ipus: number of IPUs that it represents.
+        tiles: number of tiles per IPU.
 
     Attributes:
-        type: what it is called.
+        type: type of the device.
         id: its number in this process.
-        numIpus: how many IPUs it stands for.
-        tilesPerIPU: as asked for; nothing depends on it.
+        numIpus: number of IPUs that it represents.
+        tilesPerIPU: the requested number; without effect.
         isAttached: whether a session may use it.
     """
 
@@ -45,11 +45,11 @@ class DeviceInfo:
         return True
 
     def tryAttachUntilTimeout(self) -> bool:
-        """Attach; always succeeds at once."""
+        """Attach; always succeeds immediately."""
         return self.attach()
 
     def detach(self) -> None:
-        """Detach; a session cannot run on it any more."""
+        """Detach; sessions can no longer run on it."""
         self.isAttached = False
 
     def __enter__(self) -> DeviceInfo:
@@ -64,14 +64,14 @@ class DeviceInfo:
 
 
 class DeviceManager:
-    """Gives any number of devices."""
+    """Creates any number of devices."""
 
     def createCpuDevice(self) -> DeviceInfo:
-        """Return a device that is called a CPU."""
+        """Return a device of type CPU."""
         return DeviceInfo(DeviceType.Cpu)
 
     def createIpuModelDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
-        """Return a device that is called a model of an IPU.
+        """Return a device of the type of an IPU model.
 
         Args:
             options: ``numIPUs`` and ``tilesPerIPU``; others are accepted.
@@ -79,11 +79,11 @@ class DeviceManager:
         return _device(DeviceType.IpuModel, options)
 
     def createSimDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
-        """Return a device that is called a simulation. See ``createIpuModelDevice``."""
+        """Return a device of the type of a simulation. See ``createIpuModelDevice``."""
         return _device(DeviceType.Sim, options)
 
     def createOfflineIPUDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
-        """Return a device that is called offline, and runs nevertheless. See ``createIpuModelDevice``."""
+        """Return a device of type offline, which can run nevertheless. See ``createIpuModelDevice``."""
         return _device(DeviceType.OfflineIpu, options)
 
     def acquireAvailableDevice(
@@ -94,13 +94,13 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         selectionCriterion: Any = None,
     ) -> DeviceInfo:
-        """Return a device; there is always one.
+        """Return a device; one is always available.
 
         Args:
-            numIpus: how many IPUs it stands for.
+            numIpus: number of IPUs that it represents.
             tilesPerIpu: accepted.
             pattern: accepted.
-            connectionType: kept.
+            connectionType: stored without effect.
             selectionCriterion: accepted.
         """
         device = DeviceInfo(DeviceType.Ipu, numIpus, tilesPerIpu or _TILES)
@@ -113,23 +113,23 @@ class DeviceManager:
         pattern: SyncPattern = SyncPattern.Full,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo:
-        """Return a device of this number.
+        """Return a device with this number.
 
         Args:
-            id: the number.
+            id: number of the device.
             pattern: accepted.
-            connectionType: kept.
+            connectionType: stored without effect.
         """
         device = self.acquireAvailableDevice(1, 0, pattern, connectionType)
         device.id = id
         return device
 
     def enumerateDevices(self, *arguments: Any, **named: Any) -> list[DeviceInfo]:
-        """Return one device; what is asked for is accepted."""
+        """Return one device; all arguments are accepted."""
         return [DeviceInfo(DeviceType.Ipu)]
 
     def setOnDemandAttachTimeout(self, seconds: int) -> None:
-        """Accept how long to wait for a device: none is ever waited for."""
+        """Accept a timeout without effect: a device is always available."""
 
 
 def _device(kind: DeviceType, options: Mapping[str, Any] | None) -> DeviceInfo:

@@ -1,4 +1,4 @@
-"""Distributed replicated graphs: gradients are summed over all processes, as the device's own network would do it."""
+"""Distributed replicated graphs: gradients are summed over all processes, as by the device's own network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _sessions = itertools.count()
 
 
 class OverProcesses:
-    """The sum over all processes, named by the gradient: on its way while backward goes on.
+    """Sums gradients over all processes, matched by name, while backward continues.
 
     Args:
-        options: of the session; ``globalReplicationFactor`` must be what the processes have together.
+        options: options of the session; ``globalReplicationFactor`` must be the replicas of all processes together.
 
     Raises:
-        popart_exception: it is not.
+        popart_exception: ``globalReplicationFactor`` has another value.
     """
 
     gives_weights = False
@@ -45,21 +45,21 @@ class OverProcesses:
         self._handles: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Nothing to check."""
+        """Do nothing: there is nothing to check."""
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
-        """Send it; a sum that an interrupted step has left is waited for first."""
+        """Start the sum of a gradient; first wait for a sum left by an interrupted step."""
         if (left := self._handles.pop(weight, None)) is not None:
             self._hvd.synchronize(left)
         array = to_numpy(gradient)
         self._handles[weight] = self._hvd.allreduce_async(array, op=self._hvd.Sum, name=f"{self._name}.{weight}")
 
     def load(self, weight: str) -> torch.Tensor:
-        """Return the sum."""
+        """Wait for the sum and return it."""
         return torch.from_numpy(self._hvd.synchronize(self._handles.pop(weight)))
 
     def broadcast(self, name: str, array: object, root: int) -> int:
-        """Begin to overwrite an array with the root's; returns a handle."""
+        """Start to overwrite an array with the root's array; return a handle."""
         return int(self._hvd.broadcast_async_(array, root, name=f"{self._name}.broadcast.{name}"))
 
     def wait(self, handle: int) -> None:

@@ -1,4 +1,4 @@
-"""The enumerations of PopART that scripts of data-parallel training name."""
+"""The enumerations of PopART that data-parallel training scripts use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class AnchorReturnTypeId(IntEnum):
-    """The values of an anchor that come back to the host."""
+    """The values of an anchor that a run returns to the host."""
 
     Final = 0
     EveryN = 1
@@ -33,7 +33,7 @@ class ReductionType(Enum):
 
 
 class RecomputeType(Enum):
-    """Keep a tensor for backward, or compute it again; without effect on the software device."""
+    """Keep a tensor for backward, or recompute it; without effect on the software device."""
 
     Undefined = 0
     Checkpoint = 1
@@ -45,11 +45,11 @@ class RecomputeType(Enum):
 DataType = Enum(
     "DataType", "FLOAT FLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL UNDEFINED"
 )  # fmt: skip
-#: Whether inputs come from the host, or are made on the device.
+#: Source of inputs: the host, or generated on the device.
 SyntheticDataMode = Enum("SyntheticDataMode", "Off Zeros RandomNormal")
-#: Which kind of device is imitated.
+#: The type of the imitated device.
 DeviceType = Enum("DeviceType", "Cpu IpuModel Sim OfflineIpu Ipu")
-#: In what form a session returns its schedule.
+#: The format in which a session returns its schedule.
 IrSerializationFormat = Enum("IrSerializationFormat", "JSON")
 
 # Optimizers.

@@ -10,19 +10,19 @@ __all__ = ["OutOfMemoryException", "popart_exception", "unknown"]
 
 
 class popart_exception(RuntimeError):
-    """A model cannot be built or run; the message says what was received and what to do."""
+    """A model cannot be built or run; the message names the received value and the remedy."""
 
 
 class OutOfMemoryException(popart_exception):
-    """The device has not enough memory; the software device never raises it, scripts may catch it."""
+    """The device has not enough memory; the software device never raises it, but scripts may catch it."""
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> popart_exception:
-    """Return the error for a name that is not there.
+    """Return the error for an unknown name.
 
     Args:
-        what: what kind of thing it would be, as in ``a tensor of the graph``.
-        word: what was received.
+        what: kind of the named object, such as ``a tensor of the graph``.
+        word: the received name.
         known: the existing names.
     """
     names = sorted(known)

@@ -15,32 +15,32 @@ from popart.tensors import from_torch
 
 __all__ = ["Exchange", "Executor", "KeptHere"]
 
-# torch does not say what these take and return.
+# These functions of torch have no type annotations.
 _call_when_final: Callable[..., Any] = torch.Tensor.register_post_accumulate_grad_hook
 _call_with_gradient: Callable[..., Any] = torch.Tensor.register_hook
 
 
 class Exchange(Protocol):
-    """The way of a gradient from backward to the update.
+    """Exchange of gradients between backward and the update.
 
     Attributes:
-        gives_weights: whether ``load`` returns the new weight and not a gradient.
+        gives_weights: whether ``load`` returns the new weight instead of a gradient.
     """
 
     gives_weights: bool
 
     def begin(self) -> None:
-        """A run begins."""
+        """Prepare for a run; called at its beginning."""
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
-        """Take a gradient, as soon as it is final; backward goes on after that."""
+        """Take a final gradient; called during backward, which continues afterwards."""
 
     def load(self, weight: str) -> torch.Tensor:
         """Return the result; called after the last ``store`` of a step."""
 
 
 class KeptHere:
-    """No exchange: the gradients stay as they were computed here."""
+    """No exchange: the gradients stay local."""
 
     gives_weights = False
 
@@ -48,14 +48,14 @@ class KeptHere:
         self._gradients: dict[str, torch.Tensor] = {}
 
     def begin(self) -> None:
-        """Nothing to check."""
+        """Do nothing: there is nothing to check."""
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
-        """Keep it."""
+        """Keep the gradient."""
         self._gradients[weight] = gradient
 
     def load(self, weight: str) -> torch.Tensor:
-        """Return it."""
+        """Return the gradient."""
         return self._gradients.pop(weight)
 
 
@@ -63,11 +63,11 @@ class Executor:
     """Runs a graph.
 
     Args:
-        nodes: in an order that can be computed.
+        nodes: in a computable order.
         weights: tensors on the device, by id; those that require a gradient are trained.
-        loss: id of what is minimised; empty for inference.
-        watched: ids whose gradients are wanted.
-        replicas: of the graph in this process.
+        loss: id of the tensor to minimise; empty for inference.
+        watched: ids of tensors whose gradients are returned.
+        replicas: number of replicas of the graph in this process.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Executor:
             self._on_final(name)
 
     def forget_gradients(self) -> None:
-        """Begin a step: drop the gradients of an interrupted one."""
+        """Drop the gradients of an interrupted step, at the beginning of a new one."""
         self._on_final = None
         for weight in self._trained.values():
             weight.grad = None
@@ -103,17 +103,17 @@ class Executor:
         scale: float,
         on_final: Callable[[str], None] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Run the graph once, and backward, whose gradients add up.
+        """Run the graph once forward and backward; gradients accumulate.
 
         Args:
-            inputs: by id.
-            replica: number of the replica; running statistics of the first are kept.
-            scale: the loss is multiplied by it before backward.
-            on_final: called with a weight's id, while backward goes on, as soon as its gradient is final; ``None`` for
+            inputs: arrays by id.
+            replica: number of the replica; only running statistics of the first one are kept.
+            scale: factor of the loss before backward.
+            on_final: called with a weight's id during backward, as soon as its gradient is final; ``None`` for
                 all but the last micro-batch of a step.
 
         Returns:
-            All tensors by id, and the gradients that are watched.
+            All tensors by id, and the watched gradients.
         """
         run = GraphRun({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas)
         caught: dict[str, torch.Tensor] = {}
@@ -140,9 +140,9 @@ class Executor:
             raise popart_exception(misfit(node, infos, error)) from error
 
     def _watch(self, run: GraphRun, names: Iterable[str], caught: dict[str, torch.Tensor]) -> None:
-        """Note the gradients of those of some tensors that are anchors."""
+        """Record the gradients of tensors that are anchors."""
         for name in self._watched.intersection(names):
-            # A tensor of its own: an operator may return its input, whose gradient can be another one.
+            # Use a separate tensor: an operator may return its input, whose gradient may differ.
             value = run.values[name]
             value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             run.values[name], caught[GRADIENT + name] = value, torch.zeros_like(value)
@@ -162,6 +162,6 @@ class Executor:
             self._on_final = None
 
     def gradient(self, name: str) -> torch.Tensor:
-        """Return the sum of a weight's gradients; zeros where the loss of this step did not depend on it."""
+        """Return the sum of a weight's gradients; zeros if the loss of this step did not depend on it."""
         weight = self._trained[name]
         return torch.zeros_like(weight) if weight.grad is None else weight.grad.detach()

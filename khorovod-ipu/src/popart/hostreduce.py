@@ -1,8 +1,8 @@
-"""Host allreduce: what of it fits together, its streams, and the callbacks behind them.
+"""Host allreduce: valid combinations of options, streams, and their callbacks.
 
-Each trained weight has a stream that stores its gradient, and one that loads what the host made of it. Stores happen
-while backward runs, each as soon as its gradient is final; loads after the last store. One thread, the one in
-``session.run()``, calls them, so a load that waits holds up no store.
+Each trained weight has a stream that stores its gradient, and one that loads the host's result. Stores run during
+backward, each as soon as its gradient is final; loads run after the last store. Only the thread in
+``session.run()`` calls them, so a waiting load never delays a store.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def check_host_reduce(options: SessionOptions, optimizer: Optimizer) -> None:
     """Raise if host allreduce cannot be combined with the other options.
 
     Args:
-        options: of a training session.
-        optimizer: of the same.
+        options: options of a training session.
+        optimizer: optimizer of the same session.
 
     Raises:
-        popart_exception: the options do not fit together.
+        popart_exception: the options are incompatible.
     """
     if options.hostWeightUpdate and not options.hostAllReduce:
         raise popart_exception("hostWeightUpdate needs hostAllReduce: set both, or neither")
@@ -85,10 +85,10 @@ class HostStreams:
 
     Args:
         weights: trained weights, in the order in which their gradients are expected.
-        options: of the session.
+        options: options of the session.
 
     Attributes:
-        gives_weights: whether the host returns new weights, not gradients.
+        gives_weights: whether the host returns new weights instead of gradients.
     """
 
     def __init__(self, weights: Mapping[str, TensorInfo], options: SessionOptions) -> None:
@@ -114,7 +114,7 @@ class HostStreams:
         Args:
             handle: one of ``ids()``.
             callback: called with a pointer to the tensor's memory.
-            index: the replica whose store it is; loads are for all replicas at once, index 0.
+            index: the replica of a store; a load is for all replicas, with index 0.
 
         Raises:
             popart_exception: the stream or the replica does not exist.
@@ -142,7 +142,7 @@ class HostStreams:
             )
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
-        """Hand a gradient, reduced over this process's replicas, to the host: once per replica."""
+        """Pass a gradient, reduced over this process's replicas, to the host: once per replica."""
         handle = self._store_handle(weight)
         array = to_numpy(gradient)
         for replica in range(self._replicas):
@@ -150,7 +150,7 @@ class HostStreams:
                 callback(capsule_of(array))
 
     def load(self, weight: str) -> torch.Tensor:
-        """Return the answer of the host for a weight: a gradient, or the new weight."""
+        """Return the host's result for a weight: a gradient, or the new weight."""
         info = self._infos[weight]
         array = np.zeros(info.shape(), info.numpy_dtype())
         self._callbacks[self._load_handle(weight), 0](capsule_of(array))

@@ -11,13 +11,13 @@ __all__ = ["TensorLocation", "TensorLocationSettings"]
 
 @dataclass
 class TensorLocation:
-    """A place for a tensor; the software device has one memory.
+    """Location of a tensor; the software device has only one memory.
 
     Attributes:
-        storage: which memory.
+        storage: the memory.
         loadTileSet: tiles that use it.
         storageTileSet: tiles that keep it.
-        replicatedTensorSharding: whether replicas share it out.
+        replicatedTensorSharding: whether the tensor is sharded among replicas.
     """
 
     storage: TensorStorage = TensorStorage.OnChip
@@ -28,12 +28,12 @@ class TensorLocation:
 
 @dataclass
 class TensorLocationSettings:
-    """Places for a kind of tensors, as in ``SessionOptions.weightTensorLocationSettings``.
+    """Locations for a kind of tensors, as in ``SessionOptions.weightTensorLocationSettings``.
 
     Attributes:
-        location: the place, or its memory.
+        location: the location, or its memory.
         minElementsForOffChip: smaller tensors stay on the chip.
-        minElementsForReplicatedTensorSharding: smaller tensors are not shared out.
+        minElementsForReplicatedTensorSharding: smaller tensors are not sharded.
     """
 
     location: TensorLocation | TensorStorage | None = None

@@ -1,4 +1,4 @@
-"""``popart.getLogger``: Python's logging under PopART's names of modules and levels."""
+"""``popart.getLogger``: Python's logging with PopART's names of modules and levels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logging.getLogger(f"popart.{module}" if module else "popart"), {})
 
     def setLevel(self, level: int | str) -> None:
-        """Set the least severe level that is shown: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF.
+        """Set the lowest level to show: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF.
 
         Raises:
             popart_exception: the level does not exist.
@@ -43,14 +43,14 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         self.logger.setLevel(_LEVELS[name])
 
     def trace(self, message: str, *args: Any) -> None:
-        """Log a message that TRACE shows."""
+        """Log a message at level TRACE."""
         self.log(_TRACE, message, *args)
 
     def warn(self, message: str, *args: Any) -> None:  # type: ignore[override]
-        """Log a message that WARN shows."""
+        """Log a message at level WARN."""
         self.warning(message, *args)
 
 
 def getLogger(name: str = "") -> Logger:
-    """Return the logger of a module of PopART: ``ir``, ``session``, ``devicex`` and so on; of all without a name."""
+    """Return the logger of a PopART module: ``ir``, ``session``, ``devicex`` and so on; of all without a name."""
     return Logger(name)

@@ -1,4 +1,4 @@
-"""An ONNX model as the sessions see it: read, checked for what is there, and reduced to what is needed."""
+"""An ONNX model for the sessions: read, checked, and reduced to the needed nodes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from popart.tensors import Array, TensorInfo, torch_type
 
 __all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph"]
 
-#: Versions of ONNX's operators that the kernels are for; later ones mean other things by the same names.
+#: Versions of ONNX's operators that the kernels implement; later versions change the meaning of some operators.
 OPSETS = range(6, 12)
 
-#: Attributes that say where and when a node runs; they change nothing of what it computes.
+#: Attributes for place and time of a node's execution; they do not change its results.
 PLACEMENT = (
     "__ipu_number", "__pipeline_stage", "__execution_phase", "__recompute_output", "__recompute_checkpoint",
     "__schedule_priority", "__debug_context_id", "__outline_attribute", "__available_memory_proportion",
@@ -33,11 +33,11 @@ class Graph:
     """The contents of a model.
 
     Attributes:
-        nodes: in the order of the model, which is one that can be computed.
-        inputs: what the host feeds, by id.
+        nodes: in the order of the model, which is computable.
+        inputs: inputs from the host, by id.
         weights: initial values, by id.
-        outputs: ids that the model calls outputs.
-        stages: highest pipeline stage, and highest number of an IPU, that a node is put on.
+        outputs: ids of the model's outputs.
+        stages: highest pipeline stage and highest IPU number of a node.
     """
 
     nodes: list[GraphNode]
@@ -47,12 +47,12 @@ class Graph:
     stages: tuple[int, int]
 
     def tensors(self) -> set[str]:
-        """Return the ids of everything in the graph."""
+        """Return the ids of all tensors in the graph."""
         computed = {name for node in self.nodes for name in node.outputs}
         return (computed | self.inputs.keys() | self.weights.keys()) - {""}
 
     def needed_for(self, targets: Iterable[str]) -> list[GraphNode]:
-        """Return the nodes that targets depend on; other nodes are left out.
+        """Return only the nodes on which the targets depend.
 
         Raises:
             popart_exception: a target, or an input of a node, does not exist.
@@ -71,10 +71,10 @@ class Graph:
 
 
 def load_proto(model: Any) -> onnx.ModelProto:
-    """Read a model from its bytes, a file's name, or take it as it is.
+    """Return a model from its bytes or a file's name, or an unchanged ``ModelProto``.
 
     Raises:
-        popart_exception: it is none.
+        popart_exception: the argument is no model.
     """
     if isinstance(model, onnx.ModelProto):
         return model
@@ -91,7 +91,7 @@ def load_proto(model: Any) -> onnx.ModelProto:
 
 
 def attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """Return an attribute as a plain value of Python, or as an array.
+    """Return an attribute as a plain Python value or as an array.
 
     Raises:
         popart_exception: it is a graph inside of the graph.
@@ -112,10 +112,10 @@ def attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 
 def check_opset(version: int) -> int:
-    """Return a version of ONNX's operators.
+    """Return a version of ONNX's operators if it is supported.
 
     Raises:
-        popart_exception: the software device computes another meaning of the operators.
+        popart_exception: the software device does not implement this version.
     """
     if version not in OPSETS:
         raise popart_exception(
@@ -129,7 +129,7 @@ def read_graph(model: Any) -> Graph:
     """Read a model.
 
     Raises:
-        popart_exception: it is none, has inputs of unknown shape, or another version of the operators.
+        popart_exception: the argument is no model, has inputs of unknown shape, or another version of the operators.
     """
     proto = load_proto(model)
     graph = proto.graph
@@ -163,7 +163,7 @@ def _info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def _fuse(nodes: list[GraphNode]) -> list[GraphNode]:
-    """A softmax before a loss is differentiated together with it, as PopART's patterns do; the values stay."""
+    """Fuse a softmax with the loss after it for differentiation, like PopART's patterns; values are unchanged."""
     softmax = {node.outputs[0]: node.inputs[0] for node in nodes if (node.domain, node.op) == ("", "Softmax")}
     return [
         replace(node, logits=softmax[node.inputs[0]])

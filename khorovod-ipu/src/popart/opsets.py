@@ -1,7 +1,7 @@
 """``builder.aiOnnx`` and ``builder.aiGraphcore``: a method per operator.
 
-Those of ONNX are made from ONNX's own schemas: first the inputs, then, where there may be several outputs, their
-number, then the attributes that must be given, then those that may be, each group in the order of the alphabet.
+Those of ONNX are generated from ONNX's schemas. Parameters: the inputs, then the number of outputs if it varies,
+then the required attributes, then the optional ones, each group in alphabetical order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from popart.tensors import onnx_type
 
 __all__ = ["AiGraphcore", "AiOnnx"]
 
-#: Words of Python, as PopART calls these operators.
+#: PopART's method names for operators that are Python keywords.
 _WORDS = {f"logical_{word}": word for word in ("and", "or", "not", "xor", "if")}
-#: Operators of ``ai.graphcore`` that are an operator's name and the attributes behind the inputs; with a default where
-#: they may be left out.
+#: Operators of ``ai.graphcore``: name of the operator, and the attributes after the inputs, with a default if
+#: optional.
 _TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     **{op.lower(): (op, {}) for op in (
         "Atan2", "Expm1", "Log1p", "Fmod", "Remainder", "Round", "NearbyInt", "Swish", "BitwiseAnd", "BitwiseOr",
@@ -66,8 +66,8 @@ class AiOnnx:
     """Operators of one version of ONNX.
 
     Args:
-        graph: what they are added to.
-        version: of the operator set.
+        graph: graph to which the operators are added.
+        version: version of the operator set.
     """
 
     def __init__(self, graph: _Graph, version: int) -> None:
@@ -142,7 +142,7 @@ class AiGraphcore:
         return self._add("L1", args, given, debugContext or debugPrefix)
 
     def replicatedallreduce(self, args: Sequence[str], *_: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Add a sum over replicas; the software device takes it with one replica only."""
+        """Add a sum over replicas; the software device supports it only with one replica."""
         return self._add("ReplicatedAllReduce", args, {}, debugContext or debugPrefix)
 
     def groupnormalization(
@@ -167,7 +167,7 @@ class AiGraphcore:
 
 @cache
 def _operators() -> dict[str, str]:
-    """Names of ONNX's operators by how the methods are called."""
+    """Return the names of ONNX's operators by method name."""
     return {name.lower(): name for name in known_operators()}
 
 
@@ -205,15 +205,15 @@ def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable
 
 
 def _signature(schema: onnx.defs.OpSchema, varies: bool) -> inspect.Signature:
-    """Return the parameters of a method; ``varies``: the number of outputs is one of them."""
+    """Return the parameters of a method; with ``varies`` they include the number of outputs."""
     required = sorted(name for name, attribute in schema.attributes.items() if attribute.required)
     optional = sorted(schema.attributes.keys() - set(required))
-    if schema.name == "Constant":  # of the newer forms of its value, one is enough
+    if schema.name == "Constant":  # one of the newer forms of its value is enough
         required, optional = ["value"], []
     kind = _Parameter.POSITIONAL_OR_KEYWORD
     parameters = [_Parameter(name, kind) for name in ["args"] * bool(schema.inputs) + required]
     if varies:
-        # Required parameters come first: num_outputs has no default where one follows it.
+        # Give num_outputs no default if a required parameter follows it.
         is_needed = required or schema.outputs[0].option == _VARIADIC
         default = _Parameter.empty if is_needed else 1
         parameters.insert(int(bool(schema.inputs)), _Parameter("num_outputs", kind, default=default))
@@ -222,7 +222,7 @@ def _signature(schema: onnx.defs.OpSchema, varies: bool) -> inspect.Signature:
 
 
 def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> Any:
-    """A value as ONNX stores it."""
+    """Return a value as an ONNX attribute."""
     if value is None:
         return None
     kind = schema.attributes[name].type

@@ -1,4 +1,4 @@
-"""SGD and Adam with PopART's hyperparameters, each a number and whether it is constant; ``updates`` applies them."""
+"""SGD and Adam with PopART's hyperparameters: each is a number and a constant flag; ``updates`` applies them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OptimizerValue:
 
     Args:
         val: the number.
-        isConst: whether ``updateOptimizerFromHost`` must leave it as it is.
+        isConst: whether ``updateOptimizerFromHost`` must not change it.
     """
 
     def __init__(self, val: float = 0.0, isConst: bool = True) -> None:
@@ -30,7 +30,7 @@ class OptimizerValue:
         return self._val
 
     def isConst(self) -> bool:
-        """Return whether it must stay as it is."""
+        """Return whether the number is constant."""
         return self._const
 
     def __repr__(self) -> str:
@@ -38,10 +38,10 @@ class OptimizerValue:
 
 
 class OptimizerValueMap:
-    """A hyperparameter of all weights, and of single ones.
+    """A hyperparameter: a default for all weights, and values for single weights.
 
     Args:
-        default: for weights without a value of their own.
+        default: value for weights without their own value.
     """
 
     def __init__(self, default: OptimizerValue) -> None:
@@ -53,11 +53,11 @@ class OptimizerValueMap:
         return self._specific.get(weight, self._default)
 
     def getDefault(self) -> OptimizerValue:
-        """Return the value for weights without a value of their own."""
+        """Return the value for weights without their own value."""
         return self._default
 
     def hasSpecific(self, weight: str) -> bool:
-        """Return whether a weight has a value of its own."""
+        """Return whether a weight has its own value."""
         return weight in self._specific
 
     def insertSpecific(self, weight: str, value: OptimizerValue) -> None:
@@ -66,10 +66,10 @@ class OptimizerValueMap:
 
 
 class ClipNormSettings:
-    """A limit for the norm of some weights' gradients together.
+    """A limit for the common norm of some weights' gradients.
 
     Args:
-        weightIds: which weights.
+        weightIds: ids of the weights.
         maxNorm: the limit.
     """
 
@@ -86,10 +86,10 @@ class ClipNormSettings:
 
 
 class Optimizer:
-    """The common part of optimizers: hyperparameters by name, for all weights and for single ones.
+    """Base of optimizers: hyperparameters by name, for all weights and for single ones.
 
     Args:
-        values: numbers, or pairs of number and whether it is constant, under the names of ``DEFAULTS``.
+        values: numbers, or pairs of number and constant flag, under the names of ``DEFAULTS``.
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
@@ -117,7 +117,7 @@ class Optimizer:
 
         Args:
             weightId: the weight.
-            values: as for the optimizer, named without ``default``: ``{"learningRate": (0.1, False)}``.
+            values: as for the optimizer, with names without ``default``: ``{"learningRate": (0.1, False)}``.
 
         Raises:
             popart_exception: a hyperparameter does not exist.
@@ -129,7 +129,7 @@ class Optimizer:
             self._maps[name].insertSpecific(weightId, _value(name, value))
 
     def hyperparameter(self, name: str, weight: str) -> float:
-        """Return a number for one weight; ``name`` is without ``default``."""
+        """Return a hyperparameter of one weight; ``name`` has no prefix ``default``."""
         return self._maps[name].get(weight).val()
 
     def changed_constants(self, other: Optimizer) -> list[str]:
@@ -143,7 +143,7 @@ class Optimizer:
         return self._loss_scaling.val()
 
     def lossScaling(self) -> OptimizerValue:
-        """Return the loss scaling and whether it is constant."""
+        """Return the loss scaling and its constant flag."""
         return self._loss_scaling
 
     def learningRates(self) -> OptimizerValueMap:
@@ -159,7 +159,7 @@ class SGD(Optimizer):
     """Stochastic gradient descent: ``v = momentum * v + (1 - dampening) * (g + decay * w)``, ``w -= rate * v``.
 
     Args:
-        values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
+        values: hyperparameters, see ``DEFAULTS``; each a pair of number and constant flag.
         clip_norm_settings: limits for the norms of gradients.
         accumulatorAndMomentum: whether accumulated gradients and momentum share a tensor; the numbers are the same.
         accumType: accepted, without effect on the software device.
@@ -202,7 +202,7 @@ class SGD(Optimizer):
         return self._maps["velocityScaling"]
 
     def has_momentum(self) -> bool:
-        """Return whether any weight has momentum: then there is state, and it is PopART's SGD1."""
+        """Return whether any weight has momentum: then the optimizer has state, and is PopART's SGD1."""
         values = [self.momentums().getDefault(), *self.momentums()._specific.values()]
         return any(value.val() != 0 or not value.isConst() for value in values)
 
@@ -211,8 +211,8 @@ class ConstSGD(SGD):
     """SGD whose hyperparameters are constant.
 
     Args:
-        learning_rate: of all weights.
-        weight_decay: of all weights.
+        learning_rate: learning rate of all weights.
+        weight_decay: weight decay of all weights.
         loss_scaling: see ``getLossScalingVal``.
         clip_norm_settings: limits for the norms of gradients.
     """
@@ -230,11 +230,11 @@ class ConstSGD(SGD):
 
 
 class Adam(Optimizer):
-    """Adam and its relatives; cannot be used with ``hostAllReduce``.
+    """Adam and its variants; cannot be used with ``hostAllReduce``.
 
     Args:
-        values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
-        mode: which relative.
+        values: hyperparameters, see ``DEFAULTS``; each a pair of number and constant flag.
+        mode: the variant.
         weight_decay_mode: whether decay acts on the weight, as in AdamW, or is part of the gradient.
         accum_type: accepted, without effect on the software device.
         accl1_type: accepted, without effect on the software device.
@@ -273,14 +273,14 @@ class Adaptive(Optimizer):
     """AdaGrad, RMSProp and AdaDelta; cannot be used with ``hostAllReduce``.
 
     Args:
-        values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
-        mode: which of them.
+        values: hyperparameters, see ``DEFAULTS``; each a pair of number and constant flag.
+        mode: the algorithm.
         weight_decay_mode: whether decay acts on the weight, or is part of the gradient.
         accum_type: accepted, without effect on the software device.
         accl1_type: accepted, without effect on the software device.
         accl2_type: accepted, without effect on the software device.
         accl3_type: accepted, without effect on the software device.
-        rmsprop_tf_variant: compute RMSProp as TensorFlow does: epsilon is added under the root, the mean of the squares
+        rmsprop_tf_variant: whether to compute RMSProp as TensorFlow: epsilon is added under the root, the mean square
             begins with 1, and the momentum holds steps that include the learning rate.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``SessionOptions``: every option that scripts set, with PopART's defaults; those that change the arithmetic act."""
+"""``SessionOptions``: all options that scripts set, with PopART's defaults; only those of arithmetic have an effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SessionOptions"]
 
 
 class _Settings:
-    """A group of settings, as ``batchSerializationSettings``: any name, without effect."""
+    """A group of settings, such as ``batchSerializationSettings``: any name, without effect."""
 
     def __init__(self, **defaults: Any) -> None:
         self.__dict__.update(defaults)
@@ -53,7 +53,7 @@ _IN_EFFECT: dict[str, Any] = {
     "syntheticDataMode": SyntheticDataMode.Off,
     "instrumentWithHardwareCycleCounter": False,
 }
-#: Accepted without effect: the software device has no compiler and one memory.
+#: Accepted without effect: the software device has no compiler and only one memory.
 _INERT: dict[str, Any] = {
     **dict.fromkeys(
         ("aliasZeroCopy", "createImplicitPipeliningFwdOnlyProgram", "decomposeGradSum",
@@ -130,7 +130,7 @@ class SessionOptions:
         return self.copy()
 
     def copy(self) -> SessionOptions:
-        """Return options with the same values, whose containers are their own."""
+        """Return a copy of the options with its own containers."""
         other = SessionOptions()
         for name, value in self.__dict__["_values"].items():
             fresh = type(value)(value) if isinstance(value, dict | set) else value

@@ -1,4 +1,4 @@
-"""The plan of a session, from model and options: nodes, trained weights, shapes, the schedule."""
+"""Plan of a session, from model and options: nodes, trained weights, shapes and schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from popart.tensors import TensorInfo
 
 __all__ = ["SessionPlan"]
 
-#: Operators that let no gradient through, besides those whose results are no floats.
+#: Operators that stop gradients, in addition to those whose results are no floats.
 _STOPS = (
     "Detach", "Sign", "Floor", "Ceil", "Round", "ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike",
 )  # fmt: skip
@@ -31,22 +31,22 @@ class SessionPlan:
 
     Args:
         model: bytes of a model, or a file's name.
-        flow: what goes in and out.
-        options: of the session.
-        shapes: of inputs that the model leaves open.
+        flow: inputs and anchors of a run.
+        options: options of the session.
+        shapes: shapes of inputs that are unknown in the model.
         loss: id of the tensor that is minimised; empty for inference.
 
     Attributes:
         graph: the whole model.
-        nodes: those that are computed, in order.
+        nodes: the computed nodes, in order.
         shapes: dtypes and shapes of all computed tensors.
-        inputs: dtypes and shapes of the inputs that are read, by id.
+        inputs: dtypes and shapes of the used inputs, by id.
         trained: the weights that the optimizer changes, in the order in which their gradients are expected.
-        watched: ids whose gradients are anchors.
-        factors: how many micro-batches a run has.
+        watched: ids of tensors whose gradients are anchors.
+        factors: numbers of micro-batches of a run.
 
     Raises:
-        popart_exception: model, options or anchors do not fit together.
+        popart_exception: model, options or anchors are incompatible.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SessionPlan:
             raise popart_exception("gradients are accumulated in training only: an InferenceSession cannot have it")
 
     def check_device(self, device: DeviceInfo) -> None:
-        """Raise where nodes are put on IPUs that the device does not have."""
+        """Raise if nodes are placed on IPUs that the device does not have."""
         manual = self._options.virtualGraphMode is VirtualGraphMode.Manual and device.type is not DeviceType.Cpu
         if manual and self.graph.stages[1] >= device.numIpus:
             raise popart_exception(
@@ -102,7 +102,7 @@ class SessionPlan:
         """Return dtype and shape of a tensor, or of its gradient.
 
         Raises:
-            popart_exception: there is no such tensor in this session.
+            popart_exception: the tensor is not in this session.
         """
         plain = name.removeprefix(GRADIENT).removeprefix(FINAL_GRADIENT) if self.loss else name
         if plain not in self.shapes:
@@ -110,10 +110,10 @@ class SessionPlan:
         return self.shapes.info(plain)
 
     def _trained(self) -> dict[str, TensorInfo]:
-        """Floating weights that the loss depends on by a path that gradients can take; latest used first.
+        """Return the floating weights to which the loss's gradients can flow, the last used one first.
 
         Raises:
-            popart_exception: an anchor is the gradient of a tensor that has none.
+            popart_exception: an anchor is the gradient of a tensor without a gradient.
         """
         reached, first_use = {self.loss}, {}
         for place in reversed(range(len(self.nodes))):
@@ -141,7 +141,7 @@ class SessionPlan:
     # -- the schedule --------------------------------------------------------------------------------------------
 
     def schedule(self) -> list[dict[str, Any]]:
-        """Return the order of everything: forward, backward with the stores in between, loads, updates."""
+        """Return the order of all operations: forward, backward interleaved with stores, loads, updates."""
         entries = [_entry(node.op, node.name, node.inputs, node.outputs) for node in self.nodes]
         if not self.loss:
             return entries

@@ -27,25 +27,25 @@ __all__ = ["DeviceSession", "InferenceSession"]
 
 
 class DeviceSession:
-    """The common part of training and inference. Errors about weights name one that does not exist, or does not fit.
+    """Base of training and inference. Errors about weights name a weight that does not exist or does not fit.
 
     Args:
         fnModel: bytes of ``builder.getModelProto()``, or a file's name.
         dataFlow: batches and anchors of a run.
-        deviceInfo: where it runs.
-        inputShapeInfo: shapes that the model leaves open.
+        deviceInfo: device that runs it.
+        inputShapeInfo: shapes of inputs that are unknown in the model.
         patterns: accepted, without effect on the software device.
-        userOptions: copied; later changes have no effect.
-        name: for logs.
+        userOptions: options; they are copied, so later changes have no effect.
+        name: name in logs.
         loss: id of the tensor that is minimised; empty for inference.
 
     Attributes:
-        dataFlow: as given.
+        dataFlow: the argument.
         replicationFactor: replicas in this process.
         accumulationFactor: micro-batches per step and replica.
 
     Raises:
-        popart_exception: the arguments do not fit together.
+        popart_exception: the arguments are incompatible.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DeviceSession:
     # -- before a run --------------------------------------------------------------------------------------------
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
-        """Make the device ready: nothing is compiled; the streams of host reduction exist from now on.
+        """Prepare the device without compiling; the streams of host reduction exist from now on.
 
         Args:
             loadEngine: accepted.
@@ -112,7 +112,7 @@ class DeviceSession:
     # -- weights -------------------------------------------------------------------------------------------------
 
     def weightsFromHost(self) -> None:
-        """Copy all weights to the device; an optimizer's state there stays."""
+        """Copy all weights to the device; the optimizer's state there is unchanged."""
         self._weights.upload()
 
     def weightsToHost(self) -> None:
@@ -120,11 +120,11 @@ class DeviceSession:
         self._weights.download()
 
     def readWeights(self, weightsIo: PyWeightsIO) -> None:
-        """Copy weights of the host into arrays; after ``weightsToHost()`` these are the device's."""
+        """Copy the host's weights into arrays; call ``weightsToHost()`` first to get the device's weights."""
         self._weights.read(weightsIo)
 
     def writeWeights(self, weightsIo: PyWeightsIO) -> None:
-        """Copy arrays over weights of the host; ``weightsFromHost()`` brings them to the device."""
+        """Copy arrays over the host's weights; ``weightsFromHost()`` then copies them to the device."""
         self._weights.write(weightsIo)
 
     def getWeightIds(self) -> list[str]:
@@ -132,17 +132,17 @@ class DeviceSession:
         return list(self._weights.host)
 
     def modelToHost(self, fn: str) -> None:
-        """Write the model, with the weights as they are on the device, into a file."""
+        """Write the model with the device's weights to a file."""
         self._weights.save(fn)
 
     def resetHostWeights(
         self, modelProtoOrFilename: Any, ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False
     ) -> None:
-        """Take the weights of another model, on the host.
+        """Replace the host's weights by those of another model.
 
         Args:
             modelProtoOrFilename: its bytes, or a file's name.
-            ignoreWeightsInModelWithoutCorrespondingHostWeight: whether it may have weights that are not here.
+            ignoreWeightsInModelWithoutCorrespondingHostWeight: whether it may have weights that this session lacks.
 
         Raises:
             popart_exception: a weight is missing or does not fit.
@@ -155,8 +155,8 @@ class DeviceSession:
         """Run ``batchesPerStep`` batches.
 
         Args:
-            stepio: where inputs come from, and where anchors go.
-            debugName: for logs.
+            stepio: source of inputs and target of anchors.
+            debugName: name in logs.
 
         Raises:
             popart_exception: the session is not ready, or inputs or anchors do not fit.
@@ -188,7 +188,7 @@ class DeviceSession:
         return self._executor.micro_batch(inputs, replica, 1.0)
 
     def _after_batch(self) -> None:
-        """Inference has nothing to update."""
+        """Do nothing: inference has no updates."""
 
     def _check_ready(self) -> None:
         if not self._prepared:
@@ -199,7 +199,7 @@ class DeviceSession:
             self._without_weights()
 
     def _without_weights(self) -> None:
-        """Upload the weights of the model, as PopART compiles them in."""
+        """Upload the weights of the model, because PopART compiles them into the program."""
         self._weights.upload()
 
     def _input(self, stepio: PyStepIO | PyStepIOCallback, name: str) -> torch.Tensor:
@@ -222,7 +222,7 @@ class DeviceSession:
         return self._plan.info(id)
 
     def getCycleCount(self, id: str = "") -> int:
-        """Return how many nanoseconds the last run took: the software device has no cycles.
+        """Return the nanoseconds of the last run: the software device has no cycles.
 
         Args:
             id: accepted.
@@ -235,7 +235,7 @@ class DeviceSession:
         return self._nanoseconds
 
     def getSummaryReport(self, resetProfile: bool = True) -> str:
-        """Return a text: there is no report."""
+        """Return a text saying that there is no report."""
         return "no report: the software device has no profile. Python's and torch's profilers see everything it does"
 
     def getSerializedGraph(self) -> str:
@@ -243,13 +243,13 @@ class DeviceSession:
         return self._serializeIr(IrSerializationFormat.JSON)
 
     def _serializeIr(self, format: IrSerializationFormat) -> str:
-        """Return the schedule, as JSON, as PopART's own tests read it."""
+        """Return the schedule as JSON, in the format that PopART's own tests read."""
         return json.dumps({"maingraph": self._plan.schedule()})
 
     def getHostReduceStreamIds(self) -> list[str]:
-        """Return the handles of host reduction: none, outside of training with ``hostAllReduce``."""
+        """Return the handles of host reduction; empty except in training with ``hostAllReduce``."""
         return []
 
 
 class InferenceSession(DeviceSession):
-    """A model that is only computed; ``hostAllReduce`` has no effect. See ``DeviceSession``, but for ``loss``."""
+    """Runs a model without training; ``hostAllReduce`` has no effect. See ``DeviceSession``, without ``loss``."""

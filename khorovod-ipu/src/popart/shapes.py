@@ -1,7 +1,7 @@
-"""Shapes and dtypes without computing: the kernels run on torch's ``meta`` tensors, which have no values.
+"""Inference of shapes and dtypes: the kernels run on torch's ``meta`` tensors, which have no values.
 
-Inputs that decide about shapes (the second input of a reshape) must be known: they come from constants, from integers
-among the weights, and from results computed from these and from shapes.
+Inputs that determine shapes (the second input of a reshape) must be known: they are constants, integer weights, or
+results computed from these and from shapes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from popart.tensors import Array, TensorInfo, from_torch
 
 __all__ = ["Shapes"]
 
-#: Weights up to this many elements keep their values here: they may be a shape, an axis or a limit.
+#: Weights of at most this many elements keep their values here: they may be a shape, an axis or a limit.
 _SMALL = 64
 
 
@@ -36,26 +36,26 @@ class Shapes:
         """Return dtype and shape of a tensor.
 
         Raises:
-            KeyError: nothing is known of it.
+            KeyError: the tensor is unknown.
         """
         return from_torch(self._run.values[name])
 
     def add_input(self, name: str, info: TensorInfo) -> None:
-        """Note an input."""
+        """Record an input."""
         self._run.values[name] = torch.empty(info.shape(), dtype=info.torch_dtype(), device="meta")
 
     def add_weight(self, name: str, array: Array) -> None:
-        """Note a weight, or a constant among them."""
+        """Record a weight or a constant."""
         if array.size > _SMALL:
             self.add_input(name, TensorInfo(array))
         else:
             self._run.values[name] = torch.from_numpy(np.array(array))
 
     def add_node(self, node: GraphNode) -> None:
-        """Note the outputs of a node.
+        """Infer and record the outputs of a node.
 
         Raises:
-            popart_exception: it does not fit its inputs, or the software device does not have it.
+            popart_exception: the node does not fit its inputs, or the software device does not have its operator.
         """
         run, values = self._run, self._run.values
         inputs = [values[name] if name else None for name in node.inputs]

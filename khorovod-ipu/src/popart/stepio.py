@@ -18,9 +18,9 @@ class Factors:
     """The number of micro-batches of one ``run()``, by its factors.
 
     Args:
-        batches: optimizer steps.
-        accumulation: micro-batches per step and replica.
-        replicas: in this process.
+        batches: number of optimizer steps.
+        accumulation: number of micro-batches per step and replica.
+        replicas: number of replicas in this process.
     """
 
     def __init__(self, batches: int, accumulation: int, replicas: int) -> None:
@@ -36,7 +36,7 @@ class Factors:
 
 
 def anchor_shape(info: TensorInfo, kind: AnchorReturnTypeId, every: int, factors: Factors) -> list[int]:
-    """Return the shape of the array for an anchor: dimensions of 1 in front of the tensor's own are dropped."""
+    """Return the shape of the array for an anchor; dimensions of 1 before the tensor's own are dropped."""
     if kind in (AnchorReturnTypeId.Final, AnchorReturnTypeId.Sum):
         leading = [factors.replicas]
     else:
@@ -51,7 +51,7 @@ class StepIO(Protocol):
     def begin(
         self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
     ) -> None:
-        """Check what was given against what is needed, for one run; ``spare`` are inputs that nothing reads."""
+        """Check the given inputs and anchors against those needed for one run; ``spare`` are unused inputs."""
 
     def feed(self, name: str, info: TensorInfo) -> Array:
         """Return an input of the next micro-batch; called once per micro-batch and input."""
@@ -64,9 +64,9 @@ class PyStepIO:
     """Arrays of inputs and for anchors.
 
     Args:
-        inputs: per id: as many elements as all micro-batches of a run need, one micro-batch after the other, replica
-            by replica; only the number of elements counts, not the shape.
-        outputs: per id: arrays of ``initAnchorArrays()``.
+        inputs: by id: the elements of all micro-batches of a run, one micro-batch after the other, replica by replica;
+            only the number of elements is checked, not the shape.
+        outputs: by id: arrays of ``initAnchorArrays()``.
 
     Raises:
         popart_exception: an array is not contiguous.
@@ -80,13 +80,13 @@ class PyStepIO:
         self._asserts = True
 
     def enableRuntimeAsserts(self, b: bool) -> None:
-        """Say whether the numbers of elements are checked; without, inputs are used again from their start."""
+        """Set whether numbers of elements are checked; without it, short inputs are read again from the start."""
         self._asserts = bool(b)
 
     def begin(
         self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
     ) -> None:
-        """Check what was given; see ``StepIO``."""
+        """Check the arrays; see ``StepIO``."""
         for name in self._inputs.keys() - inputs.keys() - spare:
             raise unknown("an input that this session reads", name, inputs)
         for name, info in inputs.items():
@@ -136,13 +136,13 @@ class PyStepIO:
 
 
 class PyStepIOCallback:
-    """Functions that give inputs and take anchors, micro-batch by micro-batch.
+    """Functions that provide inputs and take anchors, micro-batch by micro-batch.
 
     Args:
         input_callback: called with an id and whether this is ahead of time; returns an array.
-        input_complete_callback: called with an id when its array was read.
-        output_callback: called with an id; returns the array to be filled.
-        output_complete_callback: called with an id when its array was filled.
+        input_complete_callback: called with an id after its array was read.
+        output_callback: called with an id; returns the array to fill.
+        output_complete_callback: called with an id after its array was filled.
     """
 
     def __init__(
@@ -158,10 +158,10 @@ class PyStepIOCallback:
     def begin(
         self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
     ) -> None:
-        """Check nothing: the functions are asked as the run goes on."""
+        """Check nothing: the functions are called during the run."""
 
     def feed(self, name: str, info: TensorInfo) -> Array:
-        """Ask for an input; see ``StepIO``."""
+        """Call the function for an input; see ``StepIO``."""
         given = self._input(name, False)
         if given is None:
             raise popart_exception(f"the callback returned nothing for the input {name!r}; it is {info}")
@@ -173,7 +173,7 @@ class PyStepIOCallback:
         return taken
 
     def give(self, name: str, value: Array) -> None:
-        """Hand over a piece of an anchor; see ``StepIO``."""
+        """Copy a piece of an anchor to the function's array; see ``StepIO``."""
         target = _array(name, self._output(name), "anchor")
         if target.size != value.size or target.dtype != value.dtype:
             raise popart_exception(
@@ -185,7 +185,7 @@ class PyStepIOCallback:
 
 
 class PyWeightsIO:
-    """Arrays of weights, by id: to be filled by ``readWeights``, or taken by ``writeWeights``.
+    """Arrays of weights, by id: ``readWeights`` fills them, ``writeWeights`` reads them.
 
     Args:
         weights: contiguous arrays.

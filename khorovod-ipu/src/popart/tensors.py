@@ -57,8 +57,8 @@ class TensorInfo:
     """Dtype and shape of a tensor.
 
     Args:
-        dtype: a name such as ``"FLOAT"``, a dtype of NumPy, or an array that has both.
-        shape: dimensions; left out with an array.
+        dtype: a name such as ``"FLOAT"``, a NumPy dtype, or an array with dtype and shape.
+        shape: dimensions; omitted for an array.
 
     Raises:
         popart_exception: the dtype or the shape is invalid.
@@ -112,7 +112,7 @@ class TensorInfo:
         return self._row.torch
 
     def onnx_dtype(self) -> int:
-        """Return the number of the dtype in ONNX."""
+        """Return ONNX's number of the dtype."""
         return int(self._row.onnx)
 
     def __eq__(self, other: object) -> bool:
@@ -126,23 +126,23 @@ class TensorInfo:
 
 
 def torch_type(onnx_number: int) -> torch.dtype:
-    """Return torch's dtype for a number of ONNX."""
+    """Return torch's dtype for an ONNX number."""
     if onnx_number not in _BY_ONNX:
         raise popart_exception(f"the software device knows no dtype {onnx.TensorProto.DataType.Name(onnx_number)}")
     return _BY_ONNX[onnx_number].torch
 
 
 def onnx_type(dtype: Any) -> int:
-    """Return the number of ONNX for a name, or a dtype of NumPy or torch."""
+    """Return ONNX's number for a name, or a dtype of NumPy or torch."""
     return int(_row(dtype).onnx)
 
 
 def from_torch(tensor: torch.Tensor) -> TensorInfo:
-    """Return dtype and shape of a tensor of torch."""
+    """Return dtype and shape of a torch tensor."""
     return TensorInfo(tensor.dtype, tensor.shape)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """Return a contiguous array with a tensor's values, over its memory where that is possible."""
+    """Return a contiguous array with a tensor's values, over its memory if possible."""
     array: Array = tensor.detach().contiguous().numpy()
     return array

@@ -22,21 +22,21 @@ __all__ = ["TrainingSession"]
 
 
 class TrainingSession(DeviceSession):
-    """A model that is trained.
+    """A session that trains a model.
 
     Args:
         fnModel: bytes of ``builder.getModelProto()``, or a file's name.
         dataFlow: optimizer steps and anchors of a run.
-        loss: id of the tensor that is minimised, a single number.
-        optimizer: of the weights.
-        deviceInfo: where it runs.
-        inputShapeInfo: shapes that the model leaves open.
+        loss: id of the tensor to minimise, a single number.
+        optimizer: optimizer of the weights.
+        deviceInfo: device that runs it.
+        inputShapeInfo: shapes of inputs that are unknown in the model.
         patterns: accepted, without effect on the software device.
         userOptions: options.
-        name: for logs.
+        name: name in logs.
 
     Raises:
-        popart_exception: the arguments do not fit together.
+        popart_exception: the arguments are incompatible.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class TrainingSession(DeviceSession):
 
         Args:
             streamHandle: one of ``getHostReduceStreamIds()``.
-            callback: called with a capsule that points to the tensor's memory: to be read for a ``gradientStore__``, to
-                be filled for a ``gradientLoad__`` or ``weightLoad__``; ``khorovod_ipu.capsules`` reads it.
+            callback: called with a capsule that points to the tensor's memory; must read it for a ``gradientStore__``,
+                and fill it for a ``gradientLoad__`` or ``weightLoad__``; see ``khorovod_ipu.capsules``.
             index: the replica of a store; 0 for a load.
 
         Raises:
@@ -96,13 +96,13 @@ class TrainingSession(DeviceSession):
     # -- optimizer and weights -----------------------------------------------------------------------------------
 
     def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
-        """Continue with other hyperparameters; state stays.
+        """Continue with other hyperparameters, and keep the state.
 
         Args:
-            optimizer: of the same class, with the same constant values.
+            optimizer: an optimizer of the same class, with the same constant values.
 
         Raises:
-            popart_exception: it is another class, or something constant has changed.
+            popart_exception: the class differs, or a constant value has changed.
         """
         present = self._updates.optimizer
         if not isinstance(optimizer, Optimizer) or present._maps.keys() != optimizer._maps.keys():
@@ -113,13 +113,13 @@ class TrainingSession(DeviceSession):
         self._updates.optimizer = optimizer
 
     def broadcastWeights(self, rootRank: int = 0) -> None:
-        """Give every process the root's weights, on the host; matched by name, so that no order matters.
+        """Copy the root's host weights to every process; weights are matched by name, in any order.
 
         Args:
             rootRank: the process that sends its weights.
 
         Raises:
-            popart_exception: this is no session of distributed replicated graphs.
+            popart_exception: the session has no distributed replicated graphs.
 
         Blocks until all processes called.
         """
@@ -140,7 +140,7 @@ class TrainingSession(DeviceSession):
         return self._executor.micro_batch(inputs, replica, scale, self._store if last else None)
 
     def _store(self, weight: str) -> None:
-        """Pass on a final gradient; called while backward runs."""
+        """Pass on a final gradient; called during backward."""
         self._stored.append(weight)
         gradient, parts = self._executor.gradient(weight), self.accumulationFactor * self.replicationFactor
         if self._options.accumulationAndReplicationReductionType is ReductionType.Mean:
@@ -151,7 +151,7 @@ class TrainingSession(DeviceSession):
     @torch.no_grad()
     def _after_batch(self) -> None:
         for weight in self._plan.trained:
-            if weight not in self._stored:  # the loss of this batch did not depend on it
+            if weight not in self._stored:  # the loss of this batch did not depend on this weight
                 self._store(weight)
         device = self._weights.device
         if self._link.gives_weights:

@@ -1,4 +1,4 @@
-"""Updates of weights in place: the arithmetic of PopART's optimizers."""
+"""In-place updates of weights: the arithmetic of PopART's optimizers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Updates:
     """The optimizer on the device, and its state.
 
     Args:
-        optimizer: has the hyperparameters; may be replaced.
+        optimizer: optimizer with the hyperparameters; may be replaced.
 
     Attributes:
-        optimizer: the present one.
+        optimizer: the present optimizer.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -27,13 +27,13 @@ class Updates:
         self._state: dict[str, dict[str, torch.Tensor]] = {}
 
     def apply(self, name: str, weight: torch.Tensor, gradient: torch.Tensor, scale: float = 1.0) -> None:
-        """Change one weight.
+        """Update one weight.
 
         Args:
-            name: its id.
-            weight: is written.
-            gradient: multiplied by the loss scaling.
-            scale: the gradient is multiplied by it.
+            name: id of the weight.
+            weight: the tensor to update.
+            gradient: gradient times the loss scaling.
+            scale: factor for the gradient.
         """
         optimizer = self.optimizer
         gradient = gradient * (scale / optimizer.getLossScalingVal())
@@ -107,7 +107,7 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
         step = g / ((spread + eps).sqrt() if like_tensorflow else spread.sqrt() + eps)
     if optimizer.weight_decay_mode is WeightDecayMode.Decay:
         step = step + decay * w
-    if like_tensorflow:  # a later change of the rate does not scale what the momentum holds
+    if like_tensorflow:  # a later change of the rate does not scale the momentum
         step, rate = rate * step, 1.0
     if momentum:
         step = state.setdefault("momentum", torch.zeros_like(w)).mul_(momentum).add_(step)
@@ -115,12 +115,12 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
 
 
 def clip_factors(optimizer: Optimizer, gradients: Mapping[str, torch.Tensor], scale: float = 1.0) -> dict[str, float]:
-    """Return by what each gradient is multiplied so that no norm is above its limit; 1 where it need not be.
+    """Return a factor for each gradient that keeps norms within their limits; 1 if no change is needed.
 
     Args:
-        optimizer: has the limits.
-        gradients: all of them, multiplied by the loss scaling.
-        scale: the gradients are to be multiplied by it.
+        optimizer: optimizer with the limits.
+        gradients: all gradients, times the loss scaling.
+        scale: factor for the gradients.
     """
     factors = dict.fromkeys(gradients, scale)
     for settings in optimizer.clip_norm_settings:

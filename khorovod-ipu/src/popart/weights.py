@@ -1,4 +1,4 @@
-"""Weights twice, as in PopART: on the host, where they are read, written and saved, and on the device."""
+"""Two copies of weights, as in PopART: on the host, for reading, writing and saving, and on the device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Weights"]
 
 
 class Weights:
-    """All weights of a session; a ``popart_exception`` names one that does not exist, or does not fit.
+    """All weights of a session; a ``popart_exception`` names a weight that does not exist or does not fit.
 
     Args:
-        model: the model that they come from.
-        initial: their values.
-        trained: ids of those that the optimizer changes.
+        model: source model of the weights.
+        initial: initial values.
+        trained: ids of the weights that the optimizer changes.
 
     Attributes:
         host: the values on the host, by id.
@@ -67,7 +67,7 @@ class Weights:
             np.copyto(fitting[name], array)
 
     def save(self, filename: str) -> None:
-        """Write the model with the present values: the device's, where it has any."""
+        """Write the model with the present values: those of the device, if it has values."""
         self.download()
         model = onnx.ModelProto()
         model.CopyFrom(self._proto)
@@ -76,14 +76,14 @@ class Weights:
         Path(filename).write_bytes(model.SerializeToString())
 
     def reset(self, model: Any, ignore_others: bool) -> None:
-        """Take the values of another model of the same weights; on the host.
+        """Replace the host's values by those of another model with the same weights.
 
         Args:
-            model: its bytes, or a file's name.
-            ignore_others: whether it may have weights that are not here.
+            model: the other model's bytes, or a file's name.
+            ignore_others: whether it may have weights that this session lacks.
 
         Raises:
-            popart_exception: a weight is missing or does not fit; or is not here, and must be.
+            popart_exception: a weight is missing, does not fit, or is unknown here without ``ignore_others``.
         """
         given = {tensor.name: numpy_helper.to_array(tensor) for tensor in load_proto(model).graph.initializer}
         if missing := sorted(self.host.keys() - given.keys()):

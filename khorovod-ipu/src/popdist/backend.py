@@ -1,4 +1,4 @@
-"""The connection of the instances: each is a rank of khorovod with the same number."""
+"""Connection of the instances: each instance is a khorovod rank with the same number."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DEFAULT_ID = 0
 
 @dataclass(frozen=True)
 class InstanceGroup:
-    """Instances that take part in collectives.
+    """A group of instances for collectives.
 
     Attributes:
         members: their indices, ascending.
-        process_set: khorovod's name for them; None for a single instance.
+        process_set: khorovod's process set of the group; None for a single instance.
     """
 
     members: tuple[int, ...]
@@ -39,13 +39,13 @@ class InstanceGroup:
 
 
 class _Backend:
-    """Of this process.
+    """State of this process.
 
     Attributes:
         is_ours: whether popdist called ``hvd.init()``, and must call ``hvd.shutdown()``.
-        is_up: whether ``initializeBackend`` was called, and ``finalizeBackend`` not.
-        groups: by members.
-        communicators: by id.
+        is_up: whether ``initializeBackend`` was called, without a later ``finalizeBackend``.
+        groups: groups by members.
+        communicators: groups by communicator id.
     """
 
     def __init__(self) -> None:
@@ -59,14 +59,14 @@ _confined: contextvars.ContextVar[InstanceGroup | None] = contextvars.ContextVar
 
 
 def registerDefaultBackend() -> None:
-    """Choose the backend: khorovod, the only one here."""
+    """Choose the backend: khorovod, the only one available."""
 
 
 def registerBackend(path: str) -> None:
     """Refuse to load a library.
 
     Args:
-        path: of the library.
+        path: path of the library.
 
     Raises:
         NotImplementedError: always.
@@ -77,10 +77,10 @@ def registerBackend(path: str) -> None:
 
 
 def init() -> None:
-    """Connect the instances, and disconnect them at the end of the process; does nothing when they are connected.
+    """Connect the instances, and disconnect them at the end of the process; do nothing if they are connected.
 
     Raises:
-        RuntimeError: the job has not as many processes as instances.
+        RuntimeError: the numbers of processes and instances differ.
         InitError: the instances did not find each other.
 
     Blocks until all instances called.
@@ -98,7 +98,7 @@ def initializeBackend() -> None:
     """Connect the instances.
 
     Raises:
-        RuntimeError: they are connected already, or the job has not as many processes as instances.
+        RuntimeError: they are connected already, or the numbers of processes and instances differ.
         InitError: the instances did not find each other.
 
     Blocks until all instances called.
@@ -117,7 +117,7 @@ def initializeBackend() -> None:
 
 
 def _check_size() -> None:
-    """One process for each instance, in the same order."""
+    """Check that there is one process for each instance, in the same order."""
     found = division()
     if not found.is_uniform:
         return
@@ -139,9 +139,9 @@ def finalizeBackend() -> None:
     """Disconnect the instances.
 
     Raises:
-        RuntimeError: they are not connected.
+        RuntimeError: the instances are not connected.
 
-    Blocks until all instances called, where some have been a communicator or run ``execute_on_instances``.
+    Blocks until all instances called, if there were communicators or calls of ``execute_on_instances``.
     """
     if not isBackendInitialized():
         raise RuntimeError("popdist's backend is not initialized: call popdist.init() before finalizeBackend()")
@@ -154,7 +154,7 @@ def finalizeBackend() -> None:
 
 
 def _at_exit() -> None:
-    # khorovod does the rest at the end of a rank: of several failing ranks it ends the first cause first.
+    # Leave the rest to khorovod's exit: if several ranks fail, it first ends the one that caused the failure.
     if _backend.is_ours and hvd.is_initialized():
         _wait_for_parts()
 
@@ -163,7 +163,7 @@ def _wait_for_parts() -> None:
     """Wait for instances that still use a communicator, except after an error."""
     if any(group.process_set for group in _backend.groups.values()) and not hasattr(sys, "last_value"):
         with contextlib.suppress(hvd.HorovodInternalError):
-            hvd.allreduce(np.zeros(1), name="popdist: the end of the program")  # a barrier has no name to be shown by
+            hvd.allreduce(np.zeros(1), name="popdist: the end of the program")  # barriers have no name
 
 
 def isBackendInitialized() -> bool:
@@ -172,10 +172,10 @@ def isBackendInitialized() -> bool:
 
 
 def connect(what: str) -> None:
-    """Raise if the instances are not connected; a call of ``hvd.init()`` is enough, too.
+    """Raise if the instances are not connected; a call of ``hvd.init()`` also connects them.
 
     Args:
-        what: the function that needs it, for the message.
+        what: name of the function that needs the connection, for the message.
 
     Raises:
         RuntimeError: the instances are not connected.
@@ -191,19 +191,19 @@ def connect(what: str) -> None:
 
 
 def defaultCommunicatorId() -> int:
-    """Id of the communicator of all instances."""
+    """Return the id of the communicator of all instances."""
     return _DEFAULT_ID
 
 
 def registerCommunicator(instances: Iterable[int], communicatorId: int) -> None:
-    """Give some of the instances a number for collectives; all instances call this, in the same order.
+    """Register a communicator of some instances; all instances must call this, in the same order.
 
     Args:
         instances: their indices.
-        communicatorId: the number; not that of all instances, and not one in use.
+        communicatorId: id of the communicator; not that of all instances, and not in use.
 
     Raises:
-        ValueError: an instance does not exist, or the number is taken.
+        ValueError: an instance does not exist, or the id is in use.
         RuntimeError: the instances are not connected.
 
     Blocks until all instances called.
@@ -215,11 +215,11 @@ def registerCommunicator(instances: Iterable[int], communicatorId: int) -> None:
 
 
 def group_of(communicator: int | None, what: str) -> InstanceGroup:
-    """The instances that a collective runs on.
+    """Return the instances on which a collective runs.
 
     Args:
-        communicator: number of a communicator; None for those that ``execute_on_instances`` has chosen, else all.
-        what: the function, for messages.
+        communicator: id of a communicator; None for the instances of ``execute_on_instances``, or all outside it.
+        what: name of the function, for messages.
 
     Raises:
         ValueError: the communicator does not exist, or this instance is not in it.
@@ -256,7 +256,7 @@ def _checked(instances: Iterable[int]) -> tuple[int, ...]:
 
 
 def _group(members: tuple[int, ...]) -> InstanceGroup:
-    """Known members have their group already; others are registered, which takes all instances."""
+    """Return the group of ``members``; register a new one, which needs a call on all instances."""
     if len(members) == hvd.size():
         return _all_instances()
     known = _backend.groups.get(members)
@@ -268,30 +268,30 @@ def _group(members: tuple[int, ...]) -> InstanceGroup:
 
 
 def _is_alive(group: InstanceGroup) -> bool:
-    """A ``hvd.shutdown()`` of the script's takes all process sets with it."""
+    """Return whether the process set still exists: the script's ``hvd.shutdown()`` removes all process sets."""
     return group.process_set is None or group.process_set.process_set_id is not None
 
 
 def execute_on_instances(
     instances: Iterable[int], func: Callable[..., _Result], *args: Any, **kwargs: Any
 ) -> _Result | None:
-    """Call a function on some of the instances; collectives in it are among those instances only.
+    """Call a function on some of the instances; its collectives run only among these instances.
 
-    All instances call this; those that are not named go on at once. For a single instance it may as well be called by
-    that one alone.
+    All instances must call this; those that are not listed continue immediately. For a single listed instance, a call
+    by that instance alone is enough.
 
     Args:
         instances: their indices.
         func: the function.
         *args: its arguments.
-        **kwargs: its named arguments.
+        **kwargs: its keyword arguments.
 
     Returns:
         The result of the function; None on the other instances.
 
     Raises:
-        ValueError: an instance does not exist, or is left out by an ``execute_on_instances`` around this one.
-        RuntimeError: several instances are named and they are not connected.
+        ValueError: an instance does not exist, or an outer ``execute_on_instances`` excludes it.
+        RuntimeError: several instances are listed and they are not connected.
     """
     members = _checked(instances)
     outer = _confined.get()
@@ -319,5 +319,5 @@ def execute_on_instances(
 
 
 def confinement() -> InstanceGroup | None:
-    """The instances that ``execute_on_instances`` has chosen, inside of it."""
+    """Return the instances of the current ``execute_on_instances``, or None outside it."""
     return _confined.get()

@@ -1,4 +1,4 @@
-"""Collectives among instances, on numpy arrays and on torch's tensors."""
+"""Collectives among instances, on numpy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["allGather", "allReduceSum", "broadcast"]
 
 
 def broadcast(data: Any, rootRank: int = 0, name: str | None = None, communicator: int | None = None) -> Any:
-    """Overwrite ``data`` with that of one instance.
+    """Overwrite ``data`` with the data of one instance.
 
     Args:
         data: array or tensor in host memory; the same shape and dtype on all instances.
-        rootRank: the instance whose values count, by its index in the job.
+        rootRank: index in the job of the instance that sends its values.
         name: key of the match; None matches in the order of the calls.
-        communicator: number of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
+        communicator: id of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
 
     Returns:
         ``data``.
 
     Raises:
         RuntimeError: ``popdist.init()`` was not called.
-        TypeError: the data are no array and no tensor, or cannot be written into.
+        TypeError: ``data`` is neither an array nor a tensor, or is read-only.
         ValueError: the root is no member.
         MismatchError: shapes, dtypes or roots differ.
 
-    Blocks until all of them called.
+    Blocks until all instances of the communicator called.
     """
     group = group_of(communicator, "popdist.broadcast()")
     if rootRank not in group.members:
@@ -49,17 +49,17 @@ def allReduceSum(data: Any, name: str | None = None, communicator: int | None = 
     Args:
         data: array or tensor in host memory; the same shape and dtype on all instances.
         name: key of the match; None matches in the order of the calls.
-        communicator: number of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
+        communicator: id of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
 
     Returns:
         ``data``.
 
     Raises:
         RuntimeError: ``popdist.init()`` was not called.
-        TypeError: the data are no array and no tensor, or cannot be written into.
+        TypeError: ``data`` is neither an array nor a tensor, or is read-only.
         MismatchError: shapes or dtypes differ.
 
-    Blocks until all of them called.
+    Blocks until all instances of the communicator called.
     """
     group = group_of(communicator, "popdist.allReduceSum()")
     hvd, values = _values(data, "allReduceSum")
@@ -73,20 +73,20 @@ def allGather(data: Any, out: Any = None, name: str | None = None, communicator:
 
     Args:
         data: array or tensor in host memory; the same shape and dtype on all instances.
-        out: their target: as many elements as all instances have together; new memory when omitted.
+        out: target with as many elements as all instances have together; new memory when omitted.
         name: key of the match; None matches in the order of the calls.
-        communicator: number of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
+        communicator: id of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
 
     Returns:
-        ``out``; else an array or tensor with one more dimension in front: the instances.
+        ``out``; without it an array or tensor with a new first dimension: the instances.
 
     Raises:
         RuntimeError: ``popdist.init()`` was not called.
-        TypeError: the data are no array and no tensor.
+        TypeError: ``data`` is neither an array nor a tensor.
         ValueError: ``out`` has another number of elements or another dtype.
         MismatchError: shapes or dtypes differ.
 
-    Blocks until all of them called.
+    Blocks until all instances of the communicator called.
     """
     group = group_of(communicator, "popdist.allGather()")
     hvd, values = _values(data, "allGather")

@@ -25,12 +25,12 @@ class Division:
     """The part of a job that one instance has.
 
     Attributes:
-        is_set: whether a launcher has said so; else the job is one instance of one replica.
-        total: replicas of the job.
-        local: replicas of this instance.
+        is_set: whether a launcher has set the division; otherwise the job is one instance with one replica.
+        total: number of replicas of the job.
+        local: number of replicas of this instance.
         offset: global index of this instance's first replica.
         local_instance: index of this instance on its host.
-        ipus_per_replica: devices that one replica takes.
+        ipus_per_replica: number of devices per replica.
         is_uniform: whether all instances have the same number of replicas.
     """
 
@@ -47,10 +47,10 @@ def division(environ: Mapping[str, str] | None = None) -> Division:
     """Read the division.
 
     Args:
-        environ: where to read; the environment of this process when omitted.
+        environ: variables to read; the environment of this process when omitted.
 
     Raises:
-        RuntimeError: a variable is no number, or they contradict each other.
+        RuntimeError: a variable is no number, or variables contradict each other.
     """
     found = os.environ if environ is None else environ
     total, local = _number(found, TOTAL, 1, 1), _number(found, LOCAL, 1, 1)
@@ -90,22 +90,22 @@ def isPopdistEnvSet() -> bool:
 
 
 def getNumTotalReplicas() -> int:
-    """Number of replicas of the job."""
+    """Return the number of replicas of the job."""
     return division().total
 
 
 def getNumLocalReplicas() -> int:
-    """Number of replicas of this instance."""
+    """Return the number of replicas of this instance."""
     return division().local
 
 
 def getReplicaIndexOffset() -> int:
-    """Global index of this instance's first replica."""
+    """Return the global index of this instance's first replica."""
     return division().offset
 
 
 def getNumInstances() -> int:
-    """Number of instances of the job.
+    """Return the number of instances of the job.
 
     Raises:
         RuntimeError: the instances have different numbers of replicas.
@@ -115,7 +115,7 @@ def getNumInstances() -> int:
 
 
 def getInstanceIndex() -> int:
-    """Index of this instance in the job.
+    """Return the index of this instance in the job.
 
     Raises:
         RuntimeError: the instances have different numbers of replicas.
@@ -134,32 +134,32 @@ def _uniform(function: str) -> Division:
 
 
 def getLocalInstanceIndex() -> int:
-    """Index of this instance among those of its host."""
+    """Return the index of this instance among those of its host."""
     return division().local_instance
 
 
 def getNumIpusPerReplica() -> int:
-    """Number of devices that one replica takes."""
+    """Return the number of devices per replica."""
     return division().ipus_per_replica
 
 
 def checkNumIpusPerReplica(numIpus: int) -> bool:
-    """Return whether a replica takes so many devices.
+    """Return whether a replica has this number of devices.
 
     Args:
-        numIpus: what the program needs.
+        numIpus: number of devices that the program needs.
     """
     return division().ipus_per_replica == numIpus
 
 
 def getDeviceId(ipusPerReplica: int = 0) -> int:
-    """Number of the device for this instance: the software has one for each instance of a host.
+    """Return the number of this instance's device: the software has one device for each instance of a host.
 
     Args:
-        ipusPerReplica: devices that one replica takes; 0 for what the job says.
+        ipusPerReplica: number of devices per replica; 0 for the job's number.
 
     Raises:
-        RuntimeError: another number than the job says.
+        RuntimeError: the number differs from the job's.
     """
     found = division()
     if ipusPerReplica and found.is_set and ipusPerReplica != found.ipus_per_replica:

@@ -1,4 +1,4 @@
-"""Hands the division of the job to PopART's session options and device manager."""
+"""Pass the division of the job to PopART's session options and device manager."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["configureSessionOptions", "getDevice"]
 
 
 def configureSessionOptions(opts: Any) -> Any:
-    """Say in ``SessionOptions`` how many replicas this instance has, and which ones of the job they are.
+    """Set the number and the global indices of this instance's replicas in ``SessionOptions``.
 
     Args:
-        opts: the ``popart.SessionOptions``; changed.
+        opts: the ``popart.SessionOptions``; it is changed.
 
     Returns:
         ``opts``.
@@ -28,11 +28,11 @@ def configureSessionOptions(opts: Any) -> Any:
 
 
 def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None) -> Any:
-    """A device for the replicas of this instance.
+    """Return a device for the replicas of this instance.
 
     Args:
-        ipus_per_replica: devices that one replica takes; what the job says when omitted.
-        connectionType: when to attach; at once when omitted.
+        ipus_per_replica: number of devices per replica; the job's number when omitted.
+        connectionType: time of the attachment; immediately when omitted.
 
     Returns:
         A ``popart.DeviceInfo``.

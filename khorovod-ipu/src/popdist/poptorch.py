@@ -1,4 +1,4 @@
-"""``popdist.poptorch.Options``: PopTorch's options with what ``poprun`` has divided."""
+"""``popdist.poptorch.Options``: PopTorch's options with the division of ``poprun``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 class _Distributed(DistributedOptions):
-    """``Options.Distributed``, as the job says."""
+    """``Options.Distributed`` with the fixed values of the job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Options(poptorch.Options):
     """Options with the replicas of this instance, and its place in the job; both are fixed.
 
     Args:
-        ipus_per_replica: devices that one replica takes; what the job says when omitted.
+        ipus_per_replica: number of devices per replica; the job's number when omitted.
 
     Raises:
         RuntimeError: the job was started with another number of devices per replica.

@@ -1,4 +1,4 @@
-"""Hands the division of the job to the configuration of TensorFlow for IPUs."""
+"""Pass the division of the job to the configuration of TensorFlow for IPUs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["set_ipu_config"]
 
 
 def set_ipu_config(config: Any, ipus_per_replica: int | None = None, configure_device: bool = True) -> Any:
-    """Say in an ``IPUConfig`` which device this instance has, and which part of the job it is.
+    """Set this instance's device and its part of the job in an ``IPUConfig``.
 
     Args:
-        config: the ``IPUConfig``; changed.
-        ipus_per_replica: devices that one replica takes; what the job says when omitted.
+        config: the ``IPUConfig``; it is changed.
+        ipus_per_replica: number of devices per replica; the job's number when omitted.
         configure_device: whether to choose the device, too.
 
     Returns:

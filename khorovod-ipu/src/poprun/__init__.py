@@ -1,4 +1,4 @@
-"""PopRun in software: starts the instances of a program, and tells each which replicas of the job are its own."""
+"""PopRun in software: starts the instances of a program, and assigns replicas of the job to each instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``poprun``: divides replicas among instances and starts them as ranks of khorovod, here or on several hosts."""
+"""``poprun``: divides replicas among instances, and starts them as khorovod ranks on this or several hosts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class _Job:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command.
+    """Run the command.
 
     Args:
         argv: arguments without the program's name; those of this process when omitted.
 
     Returns:
-        0 when all instances ended well, 2 for a wrong command line, else the exit code of the first instance that
+        0 if all instances succeeded, 2 for a wrong command line, else the exit code of the first instance that
         failed (128 + n for signal n), or 128 + n when signal n ended poprun.
     """
     open_standard_files()
@@ -180,7 +180,7 @@ def _with_division(job: _Job, plan: LaunchPlan) -> LaunchPlan:
 
 
 def _show(job: _Job) -> int:
-    """``--dry-run``."""
+    """Print the plan for ``--dry-run``."""
     words = _command(job, os.environ.get("PATH", os.defpath), is_needed=False)
     for index in range(job.topology.instances):
         host = job.topology.hosts[index // job.topology.instances_each]

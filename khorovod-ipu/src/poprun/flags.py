@@ -1,4 +1,4 @@
-"""The command line of ``poprun``, and the files of ``--import-config`` and ``--export-config``. Pure but for those."""
+"""The command line of ``poprun``, and files of ``--import-config`` and ``--export-config``. Pure except for files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OPTIONS", "CommandLine", "CommandLineError", "Option", "help_text", 
 
 
 class CommandLineError(ValueError):
-    """The command line, or a file that it names, is wrong."""
+    """The command line, or a file that it names, is invalid."""
 
 
 _TRUE, _FALSE = ("yes", "on", "1", "true", "y"), ("no", "off", "0", "false", "n")
@@ -36,7 +36,7 @@ def _reset(text: str) -> str | bool:
 
 
 def _checked(make: Callable[[str], Any], expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """Return a function that makes a value of a text; its error says what is expected."""
+    """Return a function that converts a string to a value; its error names the expected format."""
 
     def read(text: str) -> Any:
         try:
@@ -67,11 +67,11 @@ class Option:
     """One option.
 
     Attributes:
-        read: makes a value of a text; its error says what is expected.
-        help: what it does.
-        default: its value when not given.
-        idle: why it has no effect; empty where it has one.
-        is_own: whether PopRun itself has no such option.
+        read: converts a string to a value; its error names the expected format.
+        help: text for ``--help``.
+        default: its default value.
+        idle: reason why it has no effect; empty if it has one.
+        is_own: whether the option does not exist in PopRun itself.
     """
 
     read: Callable[[str], Any]
@@ -82,7 +82,7 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Return whether it may stand without a value, which then is yes."""
+        """Return whether the option may be given without a value, which then is yes."""
         return self.read in (_boolean, _reset)
 
 
@@ -134,11 +134,11 @@ class CommandLine:
     """The command line.
 
     Attributes:
-        given: value by name, of those options that were given.
+        given: values of the given options, by name.
         command: program and arguments.
         verbosity: 0, 1 for ``-v``, 2 for ``-vv``.
-        wants_help: whether only help is wanted.
-        wants_version: whether only the version is wanted.
+        wants_help: whether to print only the help.
+        wants_version: whether to print only the version.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class CommandLine:
         return self.given.get(name, OPTIONS[name].default)
 
     def idle(self) -> list[str]:
-        """Options that were given and have no effect, with the reason."""
+        """Return the given options that have no effect, with the reasons."""
         return [
             f"--{name} ({OPTIONS[name].idle})"
             for name, value in self.given.items()
@@ -160,13 +160,13 @@ class CommandLine:
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Read a command line: options up to the first word that is none, which is the program.
+    """Parse a command line: options, then the program as the first word that is no option.
 
     Args:
         argv: the arguments, without the name ``poprun``.
 
     Raises:
-        CommandLineError: an unknown option, or a wrong value.
+        CommandLineError: an option is unknown, or a value is invalid.
     """
     found, words = CommandLine(), list(argv)
     while words:
@@ -224,7 +224,7 @@ def read_config(path: str) -> dict[str, Any]:
         path: the file.
 
     Raises:
-        CommandLineError: it cannot be read, or is no such file, or names an unknown option or a wrong value.
+        CommandLineError: the file cannot be read, has another format, or names an unknown option or an invalid value.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -249,11 +249,11 @@ def write_config(path: str, given: Mapping[str, Any], may_overwrite: bool) -> No
 
     Args:
         path: the file.
-        given: value by option.
+        given: values by option.
         may_overwrite: whether it may exist already.
 
     Raises:
-        CommandLineError: it exists, or cannot be written.
+        CommandLineError: the file exists, or cannot be written.
     """
     values = {name: value for name, value in given.items() if name not in _NOT_IN_FILES}
     try:

@@ -1,4 +1,4 @@
-"""Lines of ``poprun`` about itself, on standard error: time, process, level."""
+"""Log lines of ``poprun`` itself, on standard error, with time, process and level."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Log", "log_line"]
 
 
 def log_line(level: str, text: str, now_s: float, pid: int) -> str:
-    """One line, such as ``12:34:56.789 4711 POPRUN [I] text``.
+    """Return one line, such as ``12:34:56.789 4711 POPRUN [I] text``.
 
     Args:
         level: D, I, W or E.
-        text: what is said.
+        text: the message.
         now_s: seconds since 1970.
-        pid: of the process that says it.
+        pid: id of the logging process.
     """
     fraction = int(now_s % 1 * 1000)
     return f"{time.strftime('%H:%M:%S', time.localtime(now_s))}.{fraction:03} {pid} POPRUN [{level}] {text}"

@@ -21,10 +21,10 @@ class MpiArguments:
 
     Attributes:
         environ: variables for the instances.
-        networks: interfaces or subnets through which hosts shall talk.
+        networks: interfaces or subnets over which hosts communicate.
         output_dir: folder for the output of each instance, or empty.
         timestamps: whether each line of output begins with date and time.
-        ignored: arguments without effect here.
+        ignored: arguments without effect.
     """
 
     environ: dict[str, str] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class MpiArguments:
 
 
 def read_arguments(text: str, environ: Mapping[str, str]) -> MpiArguments:
-    """Read arguments of ``mpirun``.
+    """Parse arguments of ``mpirun``.
 
     Args:
-        text: as on a command line.
-        environ: where ``-x NAME`` takes its value from.
+        text: the arguments, as on a command line.
+        environ: environment variables from which ``-x NAME`` takes its value.
 
     Raises:
         ValueError: quotes do not match, or a value is missing.

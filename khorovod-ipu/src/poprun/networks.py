@@ -18,14 +18,14 @@ def addresses_here() -> dict[str, str]:
 
 
 def interfaces_of(networks: Sequence[str], addresses: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of interfaces.
+    """Return the names of interfaces.
 
     Args:
-        networks: names, which stay, and subnets such as 10.1.0.0/16.
-        addresses: address by interface.
+        networks: names, which stay unchanged, and subnets such as 10.1.0.0/16.
+        addresses: addresses by interface.
 
     Raises:
-        ValueError: no interface of this machine leads into a subnet.
+        ValueError: no interface of this machine is in a subnet.
     """
     found: list[str] = []
     for network in networks:

@@ -20,10 +20,10 @@ class JobTopology:
     """The division of a job.
 
     Attributes:
-        hosts: their names.
-        ilds: IPU-Link domains; only to be shown.
-        instances: processes of all hosts together.
-        replicas: of all instances together.
+        hosts: names of the hosts.
+        ilds: number of IPU-Link domains; only shown.
+        instances: number of processes of all hosts together.
+        replicas: number of replicas of all instances together.
     """
 
     hosts: tuple[str, ...]
@@ -33,23 +33,23 @@ class JobTopology:
 
     @property
     def replicas_each(self) -> int:
-        """Replicas of one instance."""
+        """Number of replicas per instance."""
         return self.replicas // self.instances
 
     @property
     def instances_each(self) -> int:
-        """Instances of one host."""
+        """Number of instances per host."""
         return self.instances // len(self.hosts)
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Read ``host0,host1`` and ``host[0-2,4]``; numbers keep their leading zeros.
+    """Parse ``host0,host1`` and ``host[0-2,4]``; numbers keep their leading zeros.
 
     Args:
-        text: what ``--host`` was given.
+        text: value of ``--host``.
 
     Raises:
-        ValueError: it is not of that form, or names a host twice.
+        ValueError: the text has another form, or names a host twice.
     """
     found = []
     for entry in re.split(r",(?![^\[]*\])", text):
@@ -82,12 +82,12 @@ def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int
 
     Args:
         hosts: their names.
-        replicas: of all instances together.
-        instances: processes; one on each host when None.
-        ilds: IPU-Link domains; one for each host when None.
+        replicas: number of replicas of all instances together.
+        instances: number of processes; one on each host when None.
+        ilds: number of IPU-Link domains; one for each host when None.
 
     Raises:
-        ValueError: it cannot be divided evenly.
+        ValueError: the numbers cannot be divided evenly.
     """
     if instances is None:
         instances = len(hosts)
@@ -113,9 +113,9 @@ def instance_variables(topology: JobTopology, index: int, ipus_per_replica: int)
     """Return the environment variables of an instance.
 
     Args:
-        topology: of the job.
-        index: of the instance.
-        ipus_per_replica: devices of one replica.
+        topology: topology of the job.
+        index: index of the instance.
+        ipus_per_replica: number of devices per replica.
     """
     values = {
         "NUM_TOTAL_REPLICAS": topology.replicas,
@@ -129,10 +129,10 @@ def instance_variables(topology: JobTopology, index: int, ipus_per_replica: int)
 
 
 def table(topology: JobTopology) -> str:
-    """The table of ``--print-topology``; each cell spans what is below it.
+    """Return the table of ``--print-topology``; each cell spans the cells below it.
 
     Args:
-        topology: of the job.
+        topology: topology of the job.
     """
     rows: list[list[str]] = [list(topology.hosts)]
     rows += [list(map(str, range(n))) for n in (topology.ilds, topology.instances, topology.replicas)]
@@ -148,7 +148,7 @@ def table(topology: JobTopology) -> str:
 
 
 def _inner_width(rows: Sequence[Sequence[str]], replicas: int) -> int:
-    """Return the width of the cells: each has room, and the cells of all rows end at the same places."""
+    """Return the width of a cell: each text fits, and cells of all rows are aligned."""
     widest = 3
     for cells in rows:
         below = replicas // len(cells)

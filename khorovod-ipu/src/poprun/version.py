@@ -14,7 +14,7 @@ _DEPENDENCIES = ("khorovod", "torch", "numpy", "onnx", "tensorflow", "tensorflow
 
 
 def version_text(form: str) -> str:
-    """The version, and what it runs on.
+    """Return the version and the platform.
 
     Args:
         form: "text", "full-text" or "full-json".

@@ -26,21 +26,21 @@ __all__ += choices.__all__
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Return whether there is a hardware device: never; models run in software.
+    """Return False: there is no hardware device, models run in software.
 
     Args:
-        num_ipus: how many would be needed.
+        num_ipus: number of needed devices.
     """
     return False
 
 
 def ipuHardwareVersion() -> int:
-    """Version of the hardware: 0, there is none."""
+    """Return the version of the hardware: 0, because there is none."""
     return 0
 
 
 def setLogLevel(level: str | int) -> None:
-    """Accepted, without effect.
+    """Do nothing; accepted for compatibility.
 
     Args:
         level: a level of PopTorch.

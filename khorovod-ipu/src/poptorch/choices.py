@@ -1,4 +1,4 @@
-"""The values that options and functions take."""
+"""Enumerations for options and functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReductionType(enum.IntEnum):
 
 
 class OutputMode(enum.IntEnum):
-    """The results of a call that come back: of its last batch, every n-th, all of them, or their sum."""
+    """The results that a call returns: those of its last batch, every n-th, all, or their sum."""
 
     Final = 0
     EveryN = 1
@@ -29,8 +29,8 @@ class OutputMode(enum.IntEnum):
     Default = 4
 
 
-AnchorMode = OutputMode  # its first name
-#: Whether the calling process loads data, or another one.
+AnchorMode = OutputMode  # its older name
+#: Whether the calling process or another one loads data.
 DataLoaderMode = enum.IntEnum("DataLoaderMode", "Sync Async AsyncRebatched", start=0)
 
 # Without effect in software.

@@ -1,4 +1,4 @@
-"""Loops, conditions and parts of tensors, which torch computes without these functions, too."""
+"""Loops, conditions and parts of tensors; torch itself could compute them without these functions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class NameScope(Hint):
 
 
 class MultiConv(Hint):
-    """Convolutions inside run at the same time."""
+    """Lets convolutions inside run concurrently."""
 
     availableMemoryProportions = partialsTypes = enableConvDithering = planType = Hint.accept
     perConvReservedTiles = cycleBackOff = Hint.accept
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Call a function so many times, each time with what it returned before.
+    """Call a function repeatedly, each time with its previous results.
 
     Args:
-        count: how many times.
+        count: number of calls.
         body: takes as many tensors as it returns.
-        inputs: of the first call.
+        inputs: inputs of the first call.
 
     Raises:
         ValueError: the function returned another number of tensors.
@@ -57,36 +57,36 @@ def cond(
 
     Args:
         condition: a single value.
-        then_body: called where it is true.
-        then_inputs: for that.
-        else_body: called where it is not.
-        else_inputs: for that.
+        then_body: function to call if the condition is true.
+        then_inputs: inputs of ``then_body``.
+        else_body: function to call if the condition is false.
+        else_inputs: inputs of ``else_body``.
     """
     found = then_body(*then_inputs) if bool(condition) else else_body(*else_inputs)
     return [found] if isinstance(found, torch.Tensor) else list(found)
 
 
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int = 1) -> torch.Tensor:
-    """Part of a tensor that begins where another tensor says.
+    """Return the part of a tensor that begins at a position held by another tensor.
 
     Args:
         tensor: the whole tensor.
         dim: the dimension.
-        start: a single whole number.
-        size: how many elements are passed over, one in ``step`` of them taken.
+        start: a single integer.
+        size: length of the range; every ``step``-th element is taken.
         step: at least 1.
     """
     return tensor.narrow(dim, int(start), size)[(slice(None),) * (dim % tensor.dim()) + (slice(None, None, step),)]
 
 
 def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
-    """A tensor with a part replaced that begins where another tensor says.
+    """Return a tensor with a part replaced, which begins at a position held by another tensor.
 
     Args:
-        input: any; stays as it is.
+        input: any tensor; it is not changed.
         src: the part.
         dim: the dimension.
-        start: a single whole number.
+        start: a single integer.
         size: length of the part.
     """
     return torch.slice_scatter(input, src, dim, int(start), int(start) + size)

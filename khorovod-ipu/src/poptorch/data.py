@@ -1,5 +1,5 @@
-"""``poptorch.DataLoader``: combined batches for all micro-batches, replicas and device iterations of one call, and for
-each process its own part of the data."""
+"""``poptorch.DataLoader``: combines batches for all micro-batches, replicas and device iterations of one call, and
+gives each process its own part of the data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["AsynchronousDataAccessor", "DataLoader"]
 
 
 class _PartSampler(Sampler[int]):
-    """The samples of one process, in order, or shuffled together with all others and then divided.
+    """Samples of one process, in order, or shuffled over all processes and then divided.
 
     Args:
         length: number of samples of all processes together.
         process: number of this process.
-        processes: how many there are.
-        step: samples of one combined batch.
-        seed: of the shuffling, the same on all processes; None for no shuffling.
-        drops_last: whether samples that make no whole batch are left out.
+        processes: number of processes.
+        step: number of samples per combined batch.
+        seed: seed of the shuffling, the same on all processes; None for no shuffling.
+        drops_last: whether to drop samples that do not fill a batch.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class _PartSampler(Sampler[int]):
         self._length, self._process, self._processes, self._seed = length, process, processes, seed
         self._epoch = 0
         if drops_last:
-            # The same number of batches everywhere: a process with one more would wait for the others for ever.
+            # All processes need the same number of batches: a process with one more would wait for the others for ever.
             self._own = length // (step * processes) * step if processes > 1 else length
             self._each = self._own
         else:
@@ -58,14 +58,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """A data loader of torch whose batches feed one call of a model.
 
     Args:
-        options: of the model that is fed.
-        dataset: where samples come from.
-        batch_size: of one micro-batch of one replica; None for no batches.
-        shuffle: whether to reshuffle in each epoch; with ``randomSeed`` the order is the same however many processes
-            divide the data.
-        num_workers: processes that load data.
-        drop_last: whether to leave out what makes no whole batch.
-        persistent_workers: whether those processes live on between epochs; if there are any, when omitted.
+        options: options of the model that gets the batches.
+        dataset: source of the samples.
+        batch_size: size of one micro-batch of one replica; None for no batches.
+        shuffle: whether to reshuffle in each epoch; with ``randomSeed`` the order does not depend on the number of
+            processes.
+        num_workers: number of processes that load data.
+        drop_last: whether to drop samples that do not fill a batch.
+        persistent_workers: whether these processes stay alive between epochs; by default yes if there are any.
         auto_distributed_partitioning: whether each process gets its own part of the data.
         mode: accepted: batches are always loaded by ``num_workers`` processes, or the caller.
         async_options: accepted, without effect.
@@ -73,8 +73,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: more arguments of torch's data loader.
 
     Raises:
-        ValueError: the data set has not one whole batch for each process, or has no length and several processes
-            are to divide it, or data is shuffled without a seed that all processes share.
+        ValueError: the data set has less than one batch for each process; or it has no length, but several processes
+            must divide it; or data is shuffled without a common seed of all processes.
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Samples of one call."""
+        """Number of samples per call."""
         return self._combined
 
     @property
     def options(self) -> Options:
-        """The options that it was made with."""
+        """The options of the data loader."""
         return self._options
 
     def __enter__(self) -> DataLoader:
@@ -171,7 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
 
 class AsynchronousDataAccessor:
-    """Stands for a process that loads ahead; here the data loader's own workers do.
+    """Stand-in for a process that loads ahead; here the data loader's own workers do this.
 
     Args:
         dataset: a data loader.

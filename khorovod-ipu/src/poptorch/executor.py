@@ -19,16 +19,16 @@ __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
 
 
 class PoplarExecutor:
-    """A model and how it is run; made by ``trainingModel`` and ``inferenceModel``.
+    """A model with its options of execution; ``trainingModel`` and ``inferenceModel`` create it.
 
-    The device works on the model's own tensors, so that host and device never disagree. Attributes that are not its
-    own are those of the model. Methods about weights and the device raise RuntimeError before the model is compiled.
+    The device uses the model's own tensors, so host and device never differ. Unknown attributes are looked up in the
+    model. Methods about weights and the device raise RuntimeError before the model is compiled.
 
     Args:
         model: the model.
-        options: how it is run.
-        training: whether a call makes steps of the optimizer.
-        optimizer: what makes them; SGD with ``lr=0.01`` when None.
+        options: options of the execution.
+        training: whether a call makes optimizer steps.
+        optimizer: the optimizer; SGD with ``lr=0.01`` when None.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PoplarExecutor:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model on a combined batch; for training, make one step for each device iteration.
+        """Run the model on a combined batch; in training, make one step for each device iteration.
 
         Args:
             *args: inputs, whose first dimension holds all micro-batches: device iterations, gradient accumulation,
@@ -60,7 +60,7 @@ class PoplarExecutor:
             **kwargs: inputs by name.
 
         Returns:
-            The results of the model for the micro-batches of the output mode, along the first dimension.
+            The results of the model for the micro-batches that the output mode selects, along the first dimension.
 
         Raises:
             ValueError: an input cannot be divided, or a training model has no loss.
@@ -87,7 +87,7 @@ class PoplarExecutor:
         return self._outputs(results)
 
     def _step(self, iteration: int, args: Any, kwargs: Any) -> list[Any]:
-        """One step of the optimizer, after the gradients of all micro-batches of all replicas."""
+        """Compute the gradients of all micro-batches of all replicas, then make one optimizer step."""
         optimizer, instances = self._optimizer, self._instances
         assert optimizer is not None and instances is not None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -114,7 +114,7 @@ class PoplarExecutor:
         return outputs
 
     def _update(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
-        """A step with the hyperparameters of the last ``setOptimizer``, even if the optimizer has others now."""
+        """Make a step with the hyperparameters of the last ``setOptimizer``, even if the optimizer has others now."""
         limit = getattr(optimizer, "max_grad_norm", None)
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(parameters, limit)
@@ -128,7 +128,7 @@ class PoplarExecutor:
                 group.update(values)
 
     def _micro_batches(self, iteration: int, args: Any, kwargs: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-        """Output and loss of each micro-batch of one device iteration."""
+        """Yield output and loss of each micro-batch of one device iteration."""
         options, replicas = self._options, self._replicas
         assert replicas is not None
         accumulation = options.Training.gradient_accumulation if self._training else 1
@@ -182,16 +182,16 @@ class PoplarExecutor:
         self._is_attached = True
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Get ready for calls; nothing is translated. A training model finds the other instances here.
+        """Prepare for calls without compiling. A training model connects to the other instances here.
 
         Args:
-            *args: inputs of a call; see whether they can be divided.
+            *args: inputs of a call; it checks that they can be divided.
             **kwargs: inputs by name.
         """
         self._ensure_ready()
 
     def isCompiled(self) -> bool:
-        """Return whether it is ready for calls."""
+        """Return whether the model is ready for calls."""
         return self._replicas is not None
 
     def destroy(self) -> None:
@@ -200,15 +200,15 @@ class PoplarExecutor:
         self._is_attached = False
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the hyperparameters of an optimizer from now on; what the present one has gathered stays.
+        """Use the hyperparameters of another optimizer from now on; keep the state of the present one.
 
         Args:
-            optimizer: the same one with other values, or another of its kind for the same parameters.
+            optimizer: the same optimizer with other values, or another one of its class for the same parameters.
 
         Raises:
             RuntimeError: this is an inference model.
-            TypeError: no optimizer, or another kind than before.
-            ValueError: other groups of parameters than before.
+            TypeError: the argument is no optimizer, or has another class than before.
+            ValueError: the groups of parameters differ.
         """
         if not self._training:
             raise RuntimeError("setOptimizer needs a training model: see poptorch.trainingModel")
@@ -231,11 +231,11 @@ class PoplarExecutor:
     # -- weights and device ------------------------------------------------------------------------------------------
 
     def copyWeightsToHost(self) -> None:
-        """Bring the weights from the device; they are there already."""
+        """Do nothing: the weights are already on the host."""
         self._need_compiled("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
-        """Bring the weights of the model to the device: all replicas begin again with its buffers."""
+        """Reset the buffers of all replicas to the model's; weights are shared with the device."""
         self._need_compiled("copyWeightsToDevice")
         assert self._replicas is not None
         self._replicas.forget_buffers()
@@ -248,7 +248,7 @@ class PoplarExecutor:
         """Load weights into the model and to the device.
 
         Args:
-            state_dict: as of the model's ``state_dict()``.
+            state_dict: a result of the model's ``state_dict()``.
             strict: whether names must be the same.
         """
         keys = self._user_model.load_state_dict(state_dict, strict=strict)
@@ -261,12 +261,12 @@ class PoplarExecutor:
         return self._is_attached
 
     def attachToDevice(self) -> None:
-        """Take the device again."""
+        """Reattach the device."""
         self._need_compiled("attachToDevice")
         self._is_attached = True
 
     def detachFromDevice(self) -> None:
-        """Leave the device to others; the next call takes it again."""
+        """Detach the device; the next call reattaches it."""
         self._need_compiled("detachFromDevice")
         self._is_attached = False
 
@@ -302,7 +302,7 @@ def _sum(pieces: list[Any]) -> Any:
 
 
 def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:
-    """The last tensor that ``identity_loss`` marked; else the last number among the outputs that has a gradient."""
+    """Return the last tensor marked by ``identity_loss``, or else the last scalar output that requires a gradient."""
     tensors: list[torch.Tensor] = []
     mapped(tensors.append, output)
     found = marked or [t for t in tensors if not t.dim() and t.requires_grad]
@@ -323,7 +323,7 @@ def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _depends_on(loss: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    """Return whether the graph of autograd leads from the loss through all others."""
+    """Return whether the loss depends on all ``others`` in the autograd graph."""
     missing = {other.grad_fn for other in others if other.grad_fn is not None and other is not loss}
     todo, seen = [loss.grad_fn], set()
     while todo and missing:
@@ -338,27 +338,27 @@ def _depends_on(loss: torch.Tensor, others: list[torch.Tensor]) -> bool:
 def trainingModel(
     model: torch.nn.Module, options: Options | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> PoplarExecutor:
-    """A model that is trained by being called.
+    """Return a model whose calls train it.
 
     Args:
-        model: its ``forward`` takes data and targets and returns the loss, among other things.
-        options: how it is run.
-        optimizer: of ``poptorch.optim`` or ``torch.optim``; SGD with ``lr=0.01`` when omitted.
+        model: its ``forward`` takes data and targets; the loss is one of its results.
+        options: options of the execution.
+        optimizer: an optimizer of ``poptorch.optim`` or ``torch.optim``; SGD with ``lr=0.01`` when omitted.
 
     Raises:
-        TypeError: no model, or no optimizer.
+        TypeError: ``model`` is no module, or ``optimizer`` is no optimizer.
     """
     return PoplarExecutor(model, options or Options(), True, optimizer)
 
 
 def inferenceModel(model: torch.nn.Module, options: Options | None = None) -> PoplarExecutor:
-    """A model that is evaluated by being called.
+    """Return a model whose calls evaluate it.
 
     Args:
-        model: the model; training the same one goes on changing it.
-        options: how it is run.
+        model: the model; training of the same model continues to change it.
+        options: options of the execution.
 
     Raises:
-        TypeError: no model.
+        TypeError: ``model`` is no module.
     """
     return PoplarExecutor(model, options or Options(), False, None)

@@ -1,4 +1,4 @@
-"""``identity_loss``, and hints for the hardware, which are without effect."""
+"""``identity_loss``, and hints for the hardware, which have no effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _losses: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.Context
 
 @contextlib.contextmanager
 def recorded_losses() -> Iterator[list[torch.Tensor]]:
-    """Collect the results of ``identity_loss`` in a block."""
+    """Return a context that collects the results of ``identity_loss``."""
     found: list[torch.Tensor] = []
     token = _losses.set(found)
     try:
@@ -46,7 +46,7 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
         reduction: "mean", "sum" or "none".
 
     Raises:
-        ValueError: another reduction.
+        ValueError: the reduction is unknown.
     """
     word = reduction.name.lower() if isinstance(reduction, ReductionType) else str(reduction)
     if word not in ("mean", "sum", "none", "noreduction"):
@@ -120,7 +120,7 @@ Phase = ShardedExecution = PipelinedExecution = SerialPhasedExecution = Parallel
 
 
 class TensorLocationSettings(Hint):
-    """In which memory tensors lie."""
+    """Memory of tensors."""
 
     minElementsForOffChip = minElementsForReplicatedTensorSharding = useOnChipStorage = Hint.accept
     useReplicatedTensorSharding = useIOTilesToLoad = useIOTilesToStore = Hint.accept
@@ -132,12 +132,12 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Return the tensors: nothing is computed again."""
+    """Return the tensors: nothing is recomputed."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Return the tensor: the memory is not divided."""
+    """Return the tensor: the memory is not partitioned."""
     return tensor
 
 
@@ -152,8 +152,8 @@ def ipu_print_tensor(tensor: torch.Tensor, title: str = "") -> torch.Tensor:
     """Print a tensor while the model runs.
 
     Args:
-        tensor: any; returned.
-        title: what to print before it.
+        tensor: any tensor; it is returned.
+        title: text to print before it.
     """
     print(f"{title}: {tensor.tolist()}" if title else tensor.tolist(), flush=True)
     return tensor

@@ -1,4 +1,4 @@
-"""The other instances that train the same model: found, compared, and their gradients added up."""
+"""The other instances that train the same model: connection, comparison and sums of gradients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _made: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 class Instances:
-    """The instances of one training model; without others nothing is ever sent.
+    """The instances of one training model; a single instance never sends anything.
 
     Args:
-        options: of the model.
+        options: options of the model.
 
     Raises:
-        RuntimeError: there are others, and they are not connected, or not as many as the options say.
+        RuntimeError: there are other instances, but they are not connected, or their number differs from the options.
     """
 
     def __init__(self, options: Options) -> None:
@@ -38,19 +38,19 @@ class Instances:
         members = self._group.members if self._group else ()
         self._name = f"poptorch.{_made[members]}"
         _made[members] += 1
-        #: Replicas of all instances together, and global number of this instance's first one.
+        #: Number of replicas of all instances, and global index of this instance's first replica.
         self.replicas, self.first_replica = options.replication_factor, 0
 
     def compare(self, model: torch.nn.Module) -> None:
-        """Check that all have the same model and options, count replicas, and take the first instance's weights.
+        """Check that all instances have equal models and options, count replicas, copy the first instance's weights.
 
         Args:
             model: the model.
 
         Raises:
-            ValueError: they differ; names the instances.
+            ValueError: models or options differ; the message names the instances.
 
-        Blocks until all instances have come here.
+        Blocks until all instances called.
         """
         group = self._group
         if group is None or group.process_set is None:
@@ -82,9 +82,9 @@ class Instances:
         """Overwrite gradients with their sum over instances.
 
         Args:
-            gradients: as many on all instances.
+            gradients: the same number on all instances.
 
-        Blocks until all instances have come here.
+        Blocks until all instances called.
         """
         if self._group is not None and self._group.process_set is not None and gradients:
             hvd.grouped_allreduce_(

@@ -1,4 +1,4 @@
-"""Optimizers: torch's own, with the arguments that PopTorch's have besides."""
+"""Torch's optimizers with PopTorch's additional arguments."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop", "VariableAttributes"]
 
 
 class VariableAttributes:
-    """The attributes that may change after compiling: here all may, by ``setOptimizer``.
+    """The attributes that may change after compiling: here ``setOptimizer`` may change all.
 
     Args:
-        variable_attributes: of the optimizer.
-        allowed_attributes: those that there are.
+        variable_attributes: variable attributes of the optimizer.
+        allowed_attributes: all existing attributes.
     """
 
     def __init__(self, variable_attributes: Any = None, allowed_attributes: Any = None) -> None:
         pass
 
     def markAsConstant(self, attr: str) -> None:
-        """Accepted, without effect."""
+        """Do nothing; accepted for compatibility."""
 
     def markAsVariable(self, attr: str) -> None:
-        """Accepted, without effect."""
+        """Do nothing; accepted for compatibility."""
 
 
 _HARDWARE = (
@@ -35,10 +35,10 @@ _HARDWARE = (
 
 
 class _WithLossScaling:
-    """The arguments that PopTorch's optimizers have in addition to torch's.
+    """Mixin with the additional arguments of PopTorch's optimizers.
 
     Attributes:
-        loss_scaling: the loss is multiplied by it before backward, and the gradients are divided by it afterwards.
+        loss_scaling: factor of the loss before backward; the gradients are divided by it afterwards.
         variable_attrs: accepted, without effect.
     """
 
@@ -74,7 +74,7 @@ class AdamW(_WithLossScaling, torch.optim.AdamW):
 
 
 def _stepped(optimizer: torch.optim.Optimizer, move: Callable[..., None], closure: Any) -> Any:
-    """Change every parameter that has a gradient; return what the closure returns."""
+    """Update every parameter that has a gradient; return the closure's result."""
     loss = None if closure is None else torch.enable_grad()(closure)()
     with torch.no_grad():
         for group in optimizer.param_groups:
@@ -88,11 +88,11 @@ class RMSprop(_WithLossScaling, torch.optim.RMSprop):
     """RMSprop; see ``torch.optim.RMSprop`` and ``loss_scaling``.
 
     Args:
-        params: what is trained.
-        args: of ``torch.optim.RMSprop``.
+        params: parameters to train.
+        args: positional arguments of ``torch.optim.RMSprop``.
         use_tf_variant: compute as TensorFlow does: ``eps`` is added under the root, the mean of the squares begins with
             1, and the momentum holds steps that include the learning rate.
-        kwargs: of ``torch.optim.RMSprop``.
+        kwargs: keyword arguments of ``torch.optim.RMSprop``.
     """
 
     def __init__(self, params: Any, *args: Any, use_tf_variant: bool = False, **kwargs: Any) -> None:
@@ -160,4 +160,4 @@ class _Lamb(torch.optim.Optimizer):
 
 
 class LAMB(_WithLossScaling, _Lamb):
-    """Adam whose steps are as long as the weights of their layer allow; and ``loss_scaling``."""
+    """LAMB: Adam with steps scaled by the norm of each layer's weights; and ``loss_scaling``."""

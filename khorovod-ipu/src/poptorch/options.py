@@ -1,4 +1,4 @@
-"""``poptorch.Options``: how a model is run, and its groups ``Training``, ``Distributed``, ``Precision`` and others.
+"""``poptorch.Options``: options of execution, and groups ``Training``, ``Distributed``, ``Precision`` and others.
 
 Options of arithmetic and of data-parallel training have an effect. Options of the hardware are kept and shown by
 ``toDict``, without effect.
@@ -43,7 +43,7 @@ class _Group:
     """Values that methods set until they are frozen.
 
     Attributes:
-        without_effect: names of methods that only keep what they are given.
+        without_effect: names of methods that only store their arguments.
     """
 
     without_effect: tuple[str, ...] = ()
@@ -85,12 +85,12 @@ class _Group:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        twin._is_frozen = False  # a copy may be changed: that is what copies are made for
+        twin._is_frozen = False  # a copy may be changed
         return twin
 
 
 def _kept(name: str, meaning: str) -> Any:
-    """Return a property with a value of a group; None where it was never set."""
+    """Return a property with a value of a group; None if it was never set."""
     return property(lambda self: self._values.get(name), doc=meaning)
 
 
@@ -101,7 +101,7 @@ def _count(name: str, value: int) -> int:
 
 
 class TrainingOptions(_Group):
-    """``Options.Training``: what an optimizer sees of several micro-batches and replicas."""
+    """``Options.Training``: combination of gradients of several micro-batches and replicas."""
 
     without_effect = _TRAINING
 
@@ -112,21 +112,21 @@ class TrainingOptions(_Group):
     reduction = _kept("accumulation_and_replication_reduction_type", "How gradients are combined: mean or sum.")
 
     def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
-        """Add up the gradients of so many micro-batches before each step of the optimizer.
+        """Set the number of micro-batches whose gradients are summed before each optimizer step.
 
         Args:
-            gradient_accumulation: how many; 1 by default.
+            gradient_accumulation: number of micro-batches; 1 by default.
         """
         return self._set("gradient_accumulation", _count("gradientAccumulation", gradient_accumulation))
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> TrainingOptions:
-        """Take the mean, or the sum, of the gradients of micro-batches and of all replicas of all instances.
+        """Choose the mean or the sum of the gradients over micro-batches and over all replicas of all instances.
 
         Args:
             reduction_type: ``Mean``, the default, or ``Sum``.
 
         Raises:
-            ValueError: another one.
+            ValueError: the type is unknown.
         """
         if reduction_type not in (ReductionType.Mean, ReductionType.Sum):
             raise ValueError(f"accumulationAndReplicationReductionType takes Mean or Sum; received {reduction_type!r}")
@@ -136,7 +136,7 @@ class TrainingOptions(_Group):
 
 
 class DistributedOptions(_Group):
-    """``Options.Distributed``: how many processes train together, and which one this is."""
+    """``Options.Distributed``: the number of processes that train together, and the index of this one."""
 
     without_effect = ("IPUoFConfigFiles", "getGcdConfigFile")
 
@@ -149,15 +149,15 @@ class DistributedOptions(_Group):
     processId = _kept("distributed_process_id", "Number of this process.")
 
     def disable(self) -> DistributedOptions:
-        """Train in this process alone."""
+        """Train only in this process."""
         return self.configureProcessId(0, 1)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> DistributedOptions:
-        """Take number and count of processes from the environment.
+        """Read the index of this process and the number of processes from the environment.
 
         Args:
-            var_num_processes: variable with their number.
-            var_process_id: variable with the number of this one.
+            var_num_processes: variable with the number of processes.
+            var_process_id: variable with the index of this process.
         """
         count, own = os.environ.get(var_num_processes), os.environ.get(var_process_id)
         if count is None or own is None:
@@ -170,11 +170,11 @@ class DistributedOptions(_Group):
         return self.configureProcessId(int(own), int(count))
 
     def configureProcessId(self, process_id: int, num_processes: int) -> DistributedOptions:
-        """Say which of how many processes this one is.
+        """Set the index of this process and the number of processes.
 
         Args:
-            process_id: from 0.
-            num_processes: how many train together.
+            process_id: index of this process, from 0.
+            num_processes: number of processes that train together.
 
         Raises:
             ValueError: the process does not exist.
@@ -185,13 +185,13 @@ class DistributedOptions(_Group):
 
 
 class PrecisionOptions(_Group):
-    """``Options.Precision``: kept, without effect: torch computes in the dtypes of the model."""
+    """``Options.Precision``: stored without effect, because torch computes in the dtypes of the model."""
 
     without_effect = _PRECISION
 
 
 class TensorLocationOptions(_Group):
-    """``Options.TensorLocations``: kept, without effect: everything lies in the host's memory."""
+    """``Options.TensorLocations``: stored without effect, because all tensors are in host memory."""
 
     without_effect = _LOCATIONS
 
@@ -239,26 +239,26 @@ class Options(_Group):
     random_seed = _kept("random_seed", "The seed, where one was set.")
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """Run so many replicas of the model in this process, each on its own part of a batch.
+        """Set the number of replicas of the model in this process; each gets its own part of a batch.
 
         Args:
-            replication_factor: how many; 1 by default.
+            replication_factor: number of replicas; 1 by default.
         """
         return self._set("replication_factor", _count("replicationFactor", replication_factor))
 
     def deviceIterations(self, device_iterations: int) -> Options:
-        """Run so many batches one after the other in one call; training makes a step after each.
+        """Set the number of batches that one call runs in sequence; training makes a step after each.
 
         Args:
-            device_iterations: how many; 1 by default.
+            device_iterations: number of batches; 1 by default.
         """
         return self._set("device_iterations", _count("deviceIterations", device_iterations))
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
-        """Choose which results come back.
+        """Choose the results that a call returns.
 
         Args:
-            output_mode: ``Final`` is the default for training, ``All`` that for inference.
+            output_mode: ``Final`` is the default for training, ``All`` for inference.
             output_return_period: n of ``EveryN``, which returns all micro-batches of every n-th device iteration; must
                 divide the number of device iterations.
         """
@@ -271,12 +271,12 @@ class Options(_Group):
         """Seed the replicas, each differently, and the order of shuffled data.
 
         Args:
-            random_seed: the same on all instances.
+            random_seed: the seed, the same on all instances.
         """
         return self._set("random_seed", int(random_seed))
 
     def toDict(self) -> dict[str, Any]:
-        """Return the values, by name; those of the groups in the same dictionary."""
+        """Return the values by name, including those of the groups, in one dictionary."""
         found = super().toDict()
         for group in self._groups:
             found.update(group.toDict())

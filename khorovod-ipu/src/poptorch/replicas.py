@@ -1,5 +1,5 @@
-"""Replicas of one model in one process: the weights are the same for all, so that they exist once; buffers, such as
-running statistics, and random numbers are each replica's own."""
+"""Replicas of one model in one process: all share the weights, which exist once; each replica has its own buffers,
+such as running statistics, and its own random numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Replicas:
 
     Args:
         model: the model; between calls it has the buffers of the first replica.
-        count: how many replicas.
-        seed: of the job; each replica's random numbers begin with its own.
-        first: global number of the first of them.
+        count: number of replicas.
+        seed: seed of the job; each replica derives its own seed.
+        first: global index of the first replica.
     """
 
     def __init__(self, model: torch.nn.Module, count: int, seed: int, first: int) -> None:
@@ -35,8 +35,8 @@ class Replicas:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around a call: afterwards the model has the first replica's buffers again, which may have been changed or
-        replaced since the last call."""
+        """Return a context for a call; after it the model has the first replica's buffers, which may have been changed
+        or replaced since the last call."""
         first = self._own_buffers()
         if not self._buffers:
             self._buffers = [first] + [{k: _copy(v) for k, v in first.items()} for _ in range(self.count - 1)]
@@ -48,10 +48,10 @@ class Replicas:
 
     @contextlib.contextmanager
     def replica(self, number: int) -> Iterator[None]:
-        """Inside of the block the model is that replica.
+        """Return a context in which the model has the buffers and random numbers of a replica.
 
         Args:
-            number: of the replica in this process.
+            number: index of the replica in this process.
         """
         outer = torch.get_rng_state()
         torch.set_rng_state(self._random[number])
@@ -69,7 +69,7 @@ class Replicas:
             module._buffers[name] = buffer
 
     def forget_buffers(self) -> None:
-        """All replicas begin again with the buffers that the model has now."""
+        """Reset the buffers of all replicas to the model's present buffers."""
         self._buffers = []
 
 
@@ -78,10 +78,10 @@ def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Apply a function to the tensors at the same place of equal structures.
+    """Apply a function to the tensors at equal positions of equal structures.
 
     Args:
-        function: gets one tensor of each structure.
+        function: function of one tensor of each structure.
         first: a tensor, or tensors in tuples, lists and dictionaries; other values are kept.
         others: structures like the first.
     """
@@ -100,7 +100,7 @@ def micro_batch(value: Any, number: int, count: int, factors: str) -> Any:
 
     Args:
         value: tensors in any structure; other values are the same for all parts.
-        number: of the part.
+        number: index of the part.
         count: number of parts.
         factors: explains the number of parts in the error message.
 
@@ -124,7 +124,7 @@ def combined(pieces: list[Any]) -> Any:
     """Join the results of micro-batches along the first dimension; numbers become a vector.
 
     Args:
-        pieces: all of the same structure.
+        pieces: results with equal structures.
     """
     if len(pieces) == 1:
         return pieces[0]

@@ -1,4 +1,4 @@
-"""The backend of Keras, as this package sees it: the place where tensors meet the binding of their framework."""
+"""Interface of a Keras backend: it connects tensors with the binding of their framework."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Compare = Callable[[Callable[[], Sequence[Any]]], None]
 
 @dataclass(frozen=True)
 class Order(Reduction):
-    """How some tensors are to be reduced.
+    """Parameters of one reduction.
 
     Attributes:
         name: key of the match.
-        compression: what goes over the wire.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
-        remedy: what to call if the ranks' variables differ in the first step.
+        compression: compressor of the sent tensors.
+        sparse_as_dense: whether sparse gradients are sent as dense ones.
+        remedy: the call to recommend if the ranks' variables differ in the first step.
     """
 
     name: str = ""
@@ -36,13 +36,13 @@ class Order(Reduction):
 
 
 class Backend:
-    """The interface of a backend of Keras, with what most of them do.
+    """Interface of a Keras backend, with default implementations of some methods.
 
     Attributes:
-        name: as in KERAS_BACKEND.
-        hvd: the module with the collectives of a training script.
+        name: name of the backend, as in KERAS_BACKEND.
+        hvd: the module with the collectives for training scripts.
         comm: the collectives of its framework.
-        compression: its ``Compression``.
+        compression: ``Compression`` of its framework.
         generators: random generators of its framework that are no variables.
     """
 
@@ -53,40 +53,40 @@ class Backend:
     generators: Sequence[Generator] = ()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
-        """Reduce gradients as one operation, where they are: in a graph, in jit, or at once.
+        """Reduce gradients as one operation: in a graph, in jit, or eagerly.
 
         Args:
-            gradients: tensors; ``None`` is left as it is unless another rank has that gradient.
-            variables: which each of them belongs to.
-            order: how.
+            gradients: tensors; ``None`` stays ``None`` unless another rank has that gradient.
+            variables: variables of the gradients.
+            order: parameters of the reduction.
         """
         raise NotImplementedError
 
     def outside(self) -> AbstractContextManager[Any]:
-        """Return a context in which variables can be made, and read, while a step is traced."""
+        """Return a context in which variables can be created and read while a step is traced."""
         return nullcontext()
 
     def scale(self, gradient: Any, factor: Any) -> Any:
-        """Return a gradient, which may be sparse, times a number, or a tensor of float32."""
+        """Multiply a gradient, which may be sparse, by a number or a float32 tensor."""
         return gradient * factor
 
     def members(self, process_set: ProcessSet) -> Any:
-        """Return how many ranks a set has, also where a compiled step outlives its members."""
+        """Return the number of a set's ranks; a tensor if a compiled step may be reused after a membership change."""
         return process_set.size() or 1
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Return ``then()`` if a condition holds, else ``otherwise()``; the condition may be known only at run time."""
+        """Return ``then()`` if ``condition`` is true, else ``otherwise()``; the condition may be a traced tensor."""
         raise NotImplementedError
 
     def typed(self) -> AbstractContextManager[None]:
-        """Return a context that raises our own error where the framework makes another one of it."""
+        """Return a context that raises our original error instead of the framework's converted one."""
         return nullcontext()
 
     def wait(self, values: Any) -> None:
-        """Wait until tensors, in any nest, are computed, so that an error of their step is raised."""
+        """Wait until all tensors of a nest are computed, so that an error of their step is raised here."""
 
     def hold(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the values of variables, which no later step changes; without a copy where possible."""
+        """Return values of variables that no later step changes; without a copy if possible."""
         raise NotImplementedError
 
     def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
@@ -95,37 +95,37 @@ class Backend:
             variable.assign(value)
 
     def array(self, variable: Any) -> Any:
-        """Return the value of a variable as an array of numpy, which may share its memory."""
+        """Return the value of a variable as a numpy array, which may share its memory."""
         raise NotImplementedError
 
     def changes_all(self, is_known: bool) -> bool:
-        """Return whether a step that fails may have changed any variable.
+        """Return whether a failed step may have changed any variable.
 
         Args:
-            is_known: whether a step was done before, so that it is known how it is compiled.
+            is_known: whether a step was done before, so that its compilation mode is known.
         """
         return False
 
     def refuses_xla(self) -> bool:
-        """Return whether a step that XLA compiles cannot hold a collective."""
+        """Return whether XLA cannot compile a step that contains a collective."""
         return False
 
     def shield(self, optimizer: Any) -> None:
-        """Have a distributed optimizer's ``apply`` called as it is by what compiles steps."""
+        """Keep the framework's compiler from tracing into a distributed optimizer's ``apply``."""
 
     def reraise(self, error: BaseException) -> None:
-        """Raise what a collective raised, where ``error`` is what the framework made of it; else return."""
+        """Raise the original error of a collective if the framework converted it into ``error``; else return."""
 
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
-        """Do before the first gradients are combined what needs the variables' values.
+        """Broadcast and compare variables before the first gradients are combined.
 
         Args:
-            variables: that are trained.
-            act: what a callback has left to do; called where the values can be reached from Python.
-            compare: compares them over all ranks; takes a function that returns them as numpy arrays.
+            variables: variables that are trained.
+            act: runs the pending work of callbacks; called while Python can access the values.
+            compare: compares the variables over all ranks; takes a function that returns them as numpy arrays.
 
         Returns:
-            Whether that was done; it was not where the variables have no values yet, and the step is traced again.
+            False if the variables have no values yet and the step will be traced again; else True.
         """
         raise NotImplementedError
 

@@ -1,6 +1,6 @@
-"""The callbacks, for Keras 3 and tf_keras alike; ``public`` combines them with the ``Callback`` of either.
+"""Callbacks for both Keras 3 and tf_keras; ``public`` combines them with the ``Callback`` class of each.
 
-Keras calls callbacks outside of compiled steps, so they talk to the other ranks at once.
+Keras calls callbacks outside compiled steps, so they can run collectives directly.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["BestCheckpoint", "Broadcast", "Kit", "MetricAverage", "RateSchedule"
 
 @dataclass(frozen=True)
 class Kit:
-    """The functions of a kind of Keras that callbacks need.
+    """Functions of one kind of Keras (Keras 3 or tf_keras) that callbacks need.
 
     Attributes:
-        broadcast: gives variables the values of a rank.
-        is_variable: whether something is a variable.
-        reduction_of: an optimizer's ``GradientReduction``; None for a plain one.
-        innermost: the optimizer inside of loss scaling.
-        build: makes an optimizer's variables for those of a model, if they are not there.
-        refuses_xla: whether a step that XLA compiles cannot hold a collective.
+        broadcast: sets variables on all ranks to the values of one rank.
+        is_variable: returns whether an object is a variable.
+        reduction_of: returns an optimizer's ``GradientReduction``; None for a plain optimizer.
+        innermost: returns the optimizer inside a loss scaling optimizer.
+        build: creates an optimizer's variables for a model's variables, if they do not exist.
+        refuses_xla: returns whether XLA cannot compile a step that contains a collective.
     """
 
     broadcast: Callable[[Iterable[Any], int], None]
@@ -41,24 +41,24 @@ class Kit:
 
 
 class Broadcast:
-    """Gives all ranks the model and the optimizer of one, before the first step.
+    """Broadcasts the model and the optimizer of one rank to all ranks, before the first step.
 
-    Where TensorFlow makes variables in the first step only, they are broadcast there, before they change.
-    Random states of layers such as Dropout stay each rank's own. One ``fit()`` after another goes on with the model it
-    has; another model, on any of the ranks, is broadcast in its turn.
+    If TensorFlow creates variables only in the first step, they are broadcast there, before they change. Random states
+    of layers such as Dropout stay local. A later ``fit()`` with the same model does not broadcast again; if the model
+    is new on any rank, it is broadcast.
 
     Args:
-        root_rank: whose values to take.
+        root_rank: rank that sends its values.
         device: accepted.
-        local_variables: variables that each rank keeps as they are.
+        local_variables: variables that are not broadcast.
     """
 
-    #: Keras may call the end of a step on another thread: nothing is left to do there.
+    #: Keras may call ``on_train_batch_end`` on another thread: this is safe, because nothing is left to do then.
     async_safe = True
     _kit: Kit
     model: Any
     params: Mapping[str, Any] | None
-    #: The other ranks have done this already, and this one has their state.
+    #: Whether this rank joins ranks that have already broadcast, and has their state.
     joins = False
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
@@ -72,23 +72,23 @@ class Broadcast:
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each rank.
+        """Exclude a variable from the broadcast.
 
         Args:
-            var: of the model.
+            var: variable of the model.
 
         Raises:
-            RequestError: it is no variable.
+            RequestError: ``var`` is no variable.
         """
         if not self._kit.is_variable(var):
             raise wrong_argument(f"a local variable must be a variable of the model. Received: {type(var).__name__}")
         self._local.append(var)
 
     def set_model(self, model: Any) -> None:
-        """Keep XLA out of a step that it could not compile; Keras calls this before it makes the step.
+        """Turn XLA off for a step that it could not compile; Keras calls this before it compiles the step.
 
         Args:
-            model: that is trained.
+            model: the model to train.
         """
         if self._seen is not model:
             self._seen, self.broadcast_done = model, False
@@ -102,7 +102,7 @@ class Broadcast:
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast what is there; compare how many steps the ranks are going to take."""
+        """Broadcast existing variables; compare the ranks' planned numbers of steps."""
         del logs
         if self.joins:
             self.joins, self.broadcast_done = False, True
@@ -116,11 +116,11 @@ class Broadcast:
         elif (reduction := self._kit.reduction_of(self.model.optimizer)) is not None:
             reduction.before_first_step.append(self._broadcast)
         else:
-            # A model of models, with optimizers of its own: what is there already; the rest after the first step.
+            # The model has its own optimizers: broadcast existing variables now, the others after the first step.
             self._send(list(self.model.weights))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast what was not there before the first step."""
+        """Broadcast variables that did not exist before the first step."""
         del batch, logs
         self._broadcast()
 
@@ -141,7 +141,7 @@ class Broadcast:
         self._kit.broadcast([v for v in variables if id(v) not in local], self.root_rank)
 
     def _look_at_optimizer(self) -> None:
-        """Warn if Keras' own step trains with an optimizer that talks to nobody."""
+        """Warn if Keras' own step trains with a plain, not distributed optimizer."""
         world, model = context.world(), self.model
         if world.rank != 0 or world.size == 1 or model.optimizer is None:
             return
@@ -154,7 +154,7 @@ class Broadcast:
             )  # fmt: skip
 
     def _compare_plans(self) -> None:
-        """Tell all ranks at once if they are going to take different numbers of steps; broadcast if one has to."""
+        """Raise on all ranks if their planned numbers of steps differ; make all broadcast if one rank must."""
         own = ((self.params or {}).get("steps"), self.broadcast_done)
         plans = allgather_object(own, name="BroadcastGlobalVariablesCallback.steps")
         self.broadcast_done = all(done for _, done in plans)
@@ -175,7 +175,7 @@ class Broadcast:
 class MetricAverage:
     """Replaces each metric at the end of an epoch by its average over all ranks.
 
-    Put it before callbacks that use metrics, such as EarlyStopping, so that all ranks decide the same.
+    Put it before callbacks that use metrics, such as EarlyStopping, so that all ranks make the same decision.
 
     Args:
         device: accepted.
@@ -192,7 +192,7 @@ class MetricAverage:
         """Average ``logs`` in place.
 
         Args:
-            epoch: which has ended.
+            epoch: number of the epoch that has ended.
             logs: names and values; the same names on every rank.
 
         Raises:
@@ -217,14 +217,14 @@ class RateSchedule:
     """Multiplies the learning rate from one epoch on.
 
     Args:
-        initial_lr: what is multiplied.
-        multiplier: a number ``m``, for ``m`` to the power of the epochs since ``start_epoch``; or a function of the
-            epoch, with fractions where ``staircase`` is off.
+        initial_lr: learning rate to multiply.
+        multiplier: a number ``m``: the factor is ``m`` to the power of the epochs since ``start_epoch``; or a function
+            of the epoch, which is fractional if ``staircase`` is off.
         start_epoch: the first epoch in which the rate is set.
-        end_epoch: the first one in which it is left alone again; ``None`` goes on to the end.
-        staircase: set it at the beginning of an epoch only, instead of before each step.
-        momentum_correction: scale the optimizer's velocities with the rate, which they contain.
-        steps_per_epoch: how many; by default what ``fit()`` knows. Needed where ``staircase`` is off.
+        end_epoch: the first epoch in which the rate is no longer set; ``None`` means never.
+        staircase: whether to set the rate only at the beginning of an epoch, instead of before each step.
+        momentum_correction: whether to scale the optimizer's velocities with the rate, because they contain it.
+        steps_per_epoch: number of steps per epoch; by default that of ``fit()``. Needed where ``staircase`` is off.
     """
 
     _kit: Kit
@@ -252,10 +252,10 @@ class RateSchedule:
             self.multiplier, self.staircase = (lambda epoch: number ** (epoch - start_epoch)), True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many steps an epoch has, where that matters."""
+        """Look up the number of steps per epoch, if ``staircase`` is off."""
         del logs
         if not self.staircase and (self._counts_steps or not self.steps_per_epoch):
-            self._counts_steps = True  # and again in the next fit(), which may have others
+            self._counts_steps = True  # and look again in the next fit(), which may have another number
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
                 raise wrong_argument(
@@ -264,12 +264,12 @@ class RateSchedule:
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
+        """Record the epoch."""
         del logs
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate, if its time has come."""
+        """Set the learning rate if it is due."""
         del logs
         after = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or after or (self.staircase and batch):
@@ -280,11 +280,11 @@ class RateSchedule:
         self._set_rate(self.initial_lr * self.multiplier(epoch))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tell the learning rate among the metrics.
+        """Add the learning rate to the metrics.
 
         Args:
-            epoch: which has ended.
-            logs: gets ``lr``.
+            epoch: number of the epoch that has ended.
+            logs: metrics; receives ``lr``.
         """
         del epoch
         if logs is not None:
@@ -307,23 +307,23 @@ class RateSchedule:
             ) from error
         if not (self.momentum_correction and before and rate != before and getattr(optimizer, "momentum", 0)):
             return
-        # A velocity is a sum of gradients times learning rates. Scaling it once is what a changed momentum in this
-        # step would do, and works where the momentum is a constant of the compiled step.
+        # A velocity is a sum of gradients times learning rates. Scaling it once equals a changed momentum in this
+        # step, but also works if the momentum is a constant of the compiled step.
         for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ():
             if velocity is not None:
                 velocity.assign(velocity * (rate / before))
 
 
 class RateWarmup(RateSchedule):
-    """Raises the learning rate over some epochs, step by step, from that of one process to that of all.
+    """Raises the learning rate over some epochs, step by step, from the rate of one process to that of all ranks.
 
     Args:
-        initial_lr: the rate for all ranks, which the last step of the warm-up has: typically that of one process
+        initial_lr: the rate for all ranks, reached in the last step of the warm-up: typically the rate of one process
             times ``hvd.size()``.
-        warmup_epochs: how many.
-        momentum_correction: scale the optimizer's velocities with the rate, which they contain.
-        steps_per_epoch: how many; by default what ``fit()`` knows.
-        verbose: 1 prints a line on rank 0 when it is done.
+        warmup_epochs: number of epochs of the warm-up.
+        momentum_correction: whether to scale the optimizer's velocities with the rate, because they contain it.
+        steps_per_epoch: number of steps per epoch; by default that of ``fit()``.
+        verbose: 1 prints a line on rank 0 at the end of the warm-up.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class RateWarmup(RateSchedule):
         self.warmup_epochs, self.verbose = warmup_epochs, verbose
 
         def multiplier(epoch: float) -> float:
-            # The end of the step, so that the last one of the warm-up has the full rate.
+            # Use the end of the step, so that the last step of the warm-up has the full rate.
             done = min(1.0, (epoch + 1.0 / (self.steps_per_epoch or 1)) / warmup_epochs) if warmup_epochs else 1.0
             size = context.world().size
             return (done * (size - 1) + 1) / size
@@ -342,7 +342,7 @@ class RateWarmup(RateSchedule):
         super().__init__(initial_lr, multiplier, 0, end, False, momentum_correction, steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tell the learning rate among the metrics, and when the warm-up is over."""
+        """Add the learning rate to the metrics, and print the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose and context.world().rank == 0:
             rate = self._rate(self._kit.innermost(self.model.optimizer))
@@ -352,15 +352,15 @@ class RateWarmup(RateSchedule):
 class BestCheckpoint:
     """Keeps the best model of all epochs in a file that rank 0 writes.
 
-    Put MetricAverageCallback before it, so that the best is that of all ranks.
+    Put MetricAverageCallback before it, so that it compares metrics of all ranks.
 
     Args:
-        monitor: the metric that tells which is best.
-        verbose: 1 tells when a file is written.
-        mode: ``min``, ``max``, or ``auto`` for what the metric's name says.
+        monitor: name of the metric to compare.
+        verbose: 1 prints a line when a file is written.
+        mode: ``min``, ``max``, or ``auto`` to infer it from the metric's name.
         save_freq: ``epoch``, or a number of steps.
-        save_weights_only: leave out the optimizer and what the model is made of.
-        filepath: of the file; may be set as an attribute later, before ``fit()``.
+        save_weights_only: whether to omit the optimizer and the model's architecture.
+        filepath: path of the file; may be set as an attribute later, before ``fit()``.
     """
 
     filepath: str | None
@@ -377,17 +377,17 @@ class BestCheckpoint:
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See that there is a file to write."""
+        """Check that ``filepath`` is set."""
         if self.filepath is None:
             raise wrong_argument("BestModelCheckpoint does not know where to write; set its attribute filepath")
         super().on_train_begin(logs)  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Write, on rank 0."""
+        """Write the file on rank 0, if Keras' own callback would."""
         if context.world().rank == 0:
             super().on_train_batch_end(batch, logs)  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Write, on rank 0."""
+        """Write the file on rank 0, if Keras' own callback would."""
         if context.world().rank == 0:
             super().on_epoch_end(epoch, logs)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Which backend of Keras there is to work with."""
+"""Choose the backend for Keras."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["of_name"]
 
 
 def of_name(name: str) -> Backend:
-    """Return the backend of a name, and load the binding that it needs and no other.
+    """Return the named backend, and load only the binding that it needs.
 
     Raises:
-        ImportError: there is no binding for it.
+        ImportError: there is no binding for this backend.
     """
     if name == "torch":
         from horovod._keras.on_torch import backend

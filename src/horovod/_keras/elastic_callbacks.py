@@ -1,6 +1,6 @@
-"""The callbacks that keep a state up to date in ``fit``, for Keras 3 and tf_keras alike.
+"""Callbacks that keep a state up to date in ``fit``, for both Keras 3 and tf_keras.
 
-Scripts give ``fit`` either the number of epochs that are left, or ``initial_epoch=state.epoch``; both are understood.
+Scripts pass ``fit`` either the number of remaining epochs, or ``initial_epoch=state.epoch``; both work.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ __all__ = ["CommitState", "EpochIsOver", "UpdateBatchState", "UpdateEpochState"]
 
 
 class EpochIsOver:
-    """Stands for true in ``model.stop_training`` where an epoch is to end, and training is to go on after it."""
+    """A true value for ``model.stop_training`` that ends only the epoch, not the training."""
 
     @classmethod
     def declare(cls, model: Any) -> None:
-        """End the epoch after this batch, unless training ends in any case."""
+        """End the epoch after this batch, unless training ends anyway."""
         if not model.stop_training:
             model.stop_training = cls()
 
     @classmethod
     def revoke(cls, model: Any) -> None:
-        """Go on with training; a callback may have decided otherwise meanwhile."""
+        """Let training continue, unless a callback has stopped it meanwhile."""
         if isinstance(model.stop_training, cls):
             model.stop_training = False
 
 
 class CommitState:
-    """Commits the state after every so many batches, and at the end of each epoch.
+    """Commits the state after every ``batches_per_commit`` batches, and at the end of each epoch.
 
     The last batch of an epoch is committed with the epoch: otherwise a ``fit`` after a reset would do one batch more.
-    Put this callback behind those that change the state.
+    Put this callback after those that change the state.
 
     Args:
-        state: what to commit.
-        batches_per_commit: how many batches.
+        state: the state to commit.
+        batches_per_commit: number of batches between commits.
 
     Raises:
-        RequestError: that is no positive number.
+        RequestError: ``batches_per_commit`` is less than 1.
     """
 
     model: Any
@@ -54,12 +54,12 @@ class CommitState:
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count anew."""
+        """Restart the count of batches."""
         del logs
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time to."""
+        """Commit if enough batches were done and this is not the last one of the epoch."""
         del logs
         self.batches_remaining -= 1
         steps = (self.params or {}).get("steps")
@@ -68,7 +68,7 @@ class CommitState:
             self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit."""
+        """Commit the state."""
         del epoch, logs
         self._commit()
 
@@ -78,12 +78,12 @@ class CommitState:
 
 
 class UpdateBatchState:
-    """Keeps ``state.batch``: how many batches of the epoch are done.
+    """Keeps ``state.batch``, the number of batches done in the epoch.
 
-    ``fit`` that begins in the middle of an epoch does the remaining ones of it, and whole epochs after that.
+    A ``fit`` that begins in the middle of an epoch does its remaining batches, and then whole epochs.
 
     Args:
-        state: whose attribute to keep.
+        state: the state to update.
     """
 
     model: Any
@@ -95,12 +95,12 @@ class UpdateBatchState:
         self._before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See how many batches were done before."""
+        """Record the number of batches done before."""
         del logs
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; end the epoch after its last one."""
+        """Count the batch; end the epoch after its last batch."""
         del logs
         self.state.batch = done = self._before + batch + 1
         steps = (self.params or {}).get("steps")
@@ -108,17 +108,17 @@ class UpdateBatchState:
             EpochIsOver.declare(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count from 0 again."""
+        """Reset the count of batches to 0."""
         del epoch, logs
         EpochIsOver.revoke(self.model)
         self.state.batch = self._before = 0
 
 
 class UpdateEpochState:
-    """Keeps ``state.epoch``: how many epochs are done.
+    """Keeps ``state.epoch``, the number of epochs done.
 
     Args:
-        state: whose attribute to keep.
+        state: the state to update.
     """
 
     def __init__(self, state: Any) -> None:
@@ -128,12 +128,12 @@ class UpdateEpochState:
         self._first: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See how many epochs were done before."""
+        """Record the number of epochs done before."""
         del logs
         self.initial_epoch, self._first = self.state.epoch, None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See whether ``fit`` counts from 0 or from ``state.epoch``."""
+        """Detect whether ``fit`` counts from 0 or from ``state.epoch``."""
         del logs
         if self._first is None:
             self._first = epoch

@@ -1,8 +1,8 @@
-"""``fit`` that goes on inside when ranks are lost or join, for Keras 3 and tf_keras alike.
+"""``fit`` that recovers internally when ranks are lost or join, for both Keras 3 and tf_keras.
 
-Keras' own ``fit`` is called for one epoch after the other, with a train function that takes its batches from a shard:
-what is left of an epoch depends on how many ranks there are. A step that a loss interrupts is undone, and done anew
-with what the shard deals to the ranks that are there then.
+It calls Keras' own ``fit`` for one epoch after the other, with a train function that takes its batches from a shard:
+the remaining batches of an epoch depend on the number of ranks. A step interrupted by a lost rank is undone, and
+repeated with the batches that the shard deals to the present ranks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["ElasticFit", "FitKit"]
 
 @dataclass(frozen=True)
 class FitKit:
-    """The functions of a kind of Keras that ``fit`` needs.
+    """Functions of one kind of Keras (Keras 3 or tf_keras) that ``fit`` needs.
 
     Attributes:
-        callback_list: its class.
-        convert: makes tensors of a batch.
-        make_function: returns, for a model, a function that trains on a list of batches and returns what its train
-            function does.
-        present: returns, for a model, what its train function does, without a step.
-        installed: a context in which a model calls a function without arguments as its train function.
-        shard: deals data.
+        callback_list: its class ``CallbackList``.
+        convert: converts a batch to tensors.
+        make_function: returns, for a model, a function that trains on a list of batches and returns the result of
+            the model's train function.
+        present: returns the present result of a model's train function, without a step.
+        installed: returns a context in which a model uses a function without arguments as its train function.
+        shard: returns this rank's batches of some data.
     """
 
     callback_list: Any
@@ -50,10 +50,10 @@ class FitKit:
 
 
 class ElasticFit:
-    """The public ``fit`` of a kind of Keras.
+    """The public ``fit`` of one kind of Keras.
 
     Args:
-        kit: the kind.
+        kit: functions of this Keras.
     """
 
     def __init__(self, kit: FitKit) -> None:
@@ -64,30 +64,30 @@ class ElasticFit:
         sample_weight: Any = None, callbacks: Sequence[Any] | None = None, verbose: Any = "auto", seed: int = 0,
         **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """Train the model of a state, and go on inside when ranks are lost or join; within ``hvd.elastic.run``.
+        """Train the model of a state and recover when ranks are lost or join; call it within ``hvd.elastic.run``.
 
-        A step that a loss interrupts is undone, and done anew by the ranks that are left. New ranks join between two
-        steps. Each sample of an epoch is used once; see ``shard``. ``state.epoch`` and ``state.batch`` say which
-        epoch and batch come next, and callbacks get the same numbers on all ranks.
+        A step interrupted by a lost rank is undone, and repeated by the surviving ranks. New ranks join between two
+        steps. Each sample of an epoch is used once; see ``shard``. ``state.epoch`` and ``state.batch`` are the next
+        epoch and batch, and callbacks get the same numbers on all ranks.
 
         Args:
-            state: a ``KerasState``, of a model that is compiled with a ``DistributedOptimizer``.
-            x: the whole data, the same on every rank: arrays, or what ``shard`` returned.
-            y: targets, where ``x`` is arrays.
+            state: a ``KerasState`` of a model that is compiled with a ``DistributedOptimizer``.
+            x: the whole data, the same on every rank: arrays, or a result of ``shard``.
+            y: targets, if ``x`` is arrays.
             batch_size: samples of one rank in a step.
-            epochs: number of the last epoch, and one.
-            shuffle: deal each epoch in another order.
-            sample_weight: weights, where ``x`` is arrays.
-            callbacks: of Keras. State callbacks are not needed.
+            epochs: number of the last epoch plus one.
+            shuffle: whether each epoch has its own random order.
+            sample_weight: weights, if ``x`` is arrays.
+            callbacks: Keras callbacks. State callbacks are not needed.
             verbose: as for ``model.fit``.
-            seed: of the order; the same on every rank.
-            **kwargs: for ``model.fit``, such as ``validation_data``.
+            seed: seed of the random order; the same on every rank.
+            **kwargs: arguments for ``model.fit``, such as ``validation_data``.
 
         Returns:
-            The history of Keras, of the epochs that this process has trained.
+            Keras' history of the epochs that this process has trained.
 
         Raises:
-            RequestError: an argument does not fit.
+            RequestError: an argument is invalid.
         """
         if refused := sorted({"initial_epoch", "steps_per_epoch", "validation_split", "class_weight"} & kwargs.keys()):
             raise wrong_argument(
@@ -109,7 +109,7 @@ class _Training:
         self._batches: Iterator[Any] = iter(())
         self._train: Callable[[list[Any]], Any] = lambda batches: None
         self._result: Any = None
-        #: The others are inside already, and this process is new among them.
+        #: Whether this process is new and joins ranks that are already inside ``fit``.
         self._joins = state._fit_goes_on
         self._has_begun = False
         self.offset = 0
@@ -141,7 +141,7 @@ class _Training:
     def _fit_epoch(self, numbered: Any, verbose: Any, kwargs: Any) -> None:
         state = self._state
         if state.batch and self.data.epoch == state.epoch and self.data.is_done:
-            # Only its end was not reached; all ranks come here together.
+            # All samples of the epoch are used; only its end is missing. All ranks get here together.
             numbered.on_train_begin()
             logs = dict(self.model.get_metrics_result())
             numbered.on_epoch_end(state.epoch, broadcast_object(logs, 0, "elastic.fit.logs"))
@@ -164,7 +164,7 @@ class _Training:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _execute(self) -> Any:
-        """Be the train function: do a step, with as many tries as there are losses."""
+        """Replace the train function: do a step, and retry it after each lost rank."""
         state = self._state
         while True:
             before, self._result = state.progress, None
@@ -173,13 +173,13 @@ class _Training:
             except (HorovodInternalError, HostsUpdatedInterrupt) as error:
                 recover(state, error)
             if not state._fit_goes_on:
-                # Another rank has left fit() and all begin it anew.
+                # Another rank has left fit(), so all ranks restart it.
                 raise HostsUpdatedInterrupt()
             assert state._fit_place is not None
             self.data.load_state_dict(state._fit_place)
             self._batches = iter(self.data)
             if state.progress > before:
-                # The epochs are done, here or on the rank whose state this one has taken.
+                # The step is done, here or on the rank whose state this rank has received.
                 return self._kit.present(self.model) if self._result is None else self._result
 
     def _once(self, state: ModelState) -> Any:
@@ -218,7 +218,7 @@ class _Training:
 
 @functools.cache
 def _numbered(base: Any) -> Any:
-    """Return a class of lists of callbacks that has one beginning and end for all epochs, and numbers of the state."""
+    """Return a ``CallbackList`` class with one begin and end for all epochs, and batch numbers of the state."""
 
     class Numbered(base):
         training: _Training
@@ -241,7 +241,7 @@ def _numbered(base: Any) -> Any:
             self.last_logs = logs
 
         def on_train_end(self, logs: Any = None) -> None:
-            """Wait for the last epoch."""
+            """Do nothing: ``end`` ends the training after the last epoch."""
 
         def end(self) -> None:
             super().on_train_end(getattr(self, "last_logs", None))
@@ -251,7 +251,7 @@ def _numbered(base: Any) -> Any:
 
 @contextmanager
 def _without_end(optimizer: Any) -> Iterator[None]:
-    """Keep Keras from ending the training of an optimizer after each epoch."""
+    """Return a context in which Keras does not finalize the optimizer's variables after each epoch."""
     if not hasattr(optimizer, "finalize_variable_values"):
         yield
         return

@@ -13,24 +13,24 @@ __all__ = ["derive_callbacks", "derive_state"]
 
 
 def derive_state(name: str, kit: Kit, backend: Backend, module: str) -> Any:
-    """Return the public state of a kind of Keras.
+    """Return the public state class of one kind of Keras.
 
     Args:
-        name: of the class.
-        kit: what this Keras offers.
-        backend: of it.
-        module: where the class is defined.
+        name: name of the class.
+        kit: functions of this Keras.
+        backend: backend of this Keras.
+        module: name of the module that defines the class.
     """
     doc = ModelState.__doc__
     return type(name, (ModelState,), {"__module__": module, "__doc__": doc, "_kit": kit, "_backend": backend})
 
 
 def derive_callbacks(callbacks: Any, module: str) -> tuple[Any, ...]:
-    """Return the three public callbacks for a kind of Keras.
+    """Return the three public callback classes for one kind of Keras.
 
     Args:
         callbacks: its module of callbacks.
-        module: where the classes are defined.
+        module: name of the module that defines the classes.
     """
     kinds = (
         ("CommitStateCallback", CommitState),

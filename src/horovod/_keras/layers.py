@@ -1,4 +1,4 @@
-"""Layers that each rank has for itself."""
+"""Local layers, whose gradients are not combined."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["make_partial"]
 
 
 def _local_variables(layers: Any, kind: type[Any]) -> list[Any]:
-    """Return the trainable variables of a layer, or of several.
+    """Return the trainable variables of one or several layers.
 
     Args:
         layers: a layer, a list of layers, or ``None``.
         kind: the class of layers.
 
     Raises:
-        RequestError: they are no layers, or not built.
+        RequestError: an element is no layer, or a layer is not built.
     """
     layers = [] if layers is None else list(layers) if isinstance(layers, list | tuple) else [layers]
     for layer in layers:
@@ -34,23 +34,23 @@ def _local_variables(layers: Any, kind: type[Any]) -> list[Any]:
 def make_partial(
     distribute: Callable[..., Any], innermost: Callable[[Any], Any], kind: type[Any]
 ) -> Callable[..., Any]:
-    """Return ``PartialDistributedOptimizer`` for a kind of Keras.
+    """Return ``PartialDistributedOptimizer`` for one kind of Keras.
 
     Args:
         distribute: its ``DistributedOptimizer``.
-        innermost: returns the optimizer inside of loss scaling.
+        innermost: returns the optimizer inside a loss scaling optimizer.
         kind: its class of layers.
     """
 
     def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
     ) -> Any:
-        """Make an optimizer work with the gradients of all ranks, but for layers that each rank has for itself.
+        """Make an optimizer use the combined gradients of all ranks, except for local layers.
 
         Args:
             optimizer: as in ``DistributedOptimizer``.
             *args: as in ``DistributedOptimizer``.
-            local_layers: a layer, or a list of layers, that are built. Tell BroadcastGlobalVariablesCallback of them,
+            local_layers: a built layer, or a list of built layers. Register them with BroadcastGlobalVariablesCallback,
                 too.
             **kwargs: as in ``DistributedOptimizer``; ``scale_local_gradients`` divides the gradients of local layers by
                 the number of ranks, as an average over ranks would.
@@ -59,7 +59,7 @@ def make_partial(
             As ``DistributedOptimizer``.
 
         Raises:
-            RequestError: an argument does not fit.
+            RequestError: an argument is invalid.
             NotInitializedError: ``init()`` was not called.
         """
         variables = _local_variables(local_layers, kind)

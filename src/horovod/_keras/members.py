@@ -1,8 +1,8 @@
-"""The members that make an optimizer of Keras 3 a distributed one; they precede those of its own class.
+"""Methods of distributed optimizers of Keras 3; they override those of the optimizer's own class.
 
 Keras applies gradients in ``apply``, on all backends and in custom loops, so they are combined there: after
-loss scaling has looked at them, before they are clipped. Where an optimizer accumulates gradients over several
-passes, Keras clips what has been accumulated, so they are combined in front of that, once per update.
+loss scaling has checked them, before they are clipped. If an optimizer accumulates gradients over several
+passes, Keras clips the accumulated sums, so they are combined just before that, once per update.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _numbers = itertools.count(1)
 
 
 class _CallableList(list[Any]):
-    """A list that old scripts may call, as a method that returns it."""
+    """A list that old scripts may also call like a method; the call returns the list."""
 
     def __call__(self) -> _CallableList:
         return self
 
 
 class Distributed:
-    """The common part of distributed optimizers of any Keras; their class has ``_new_reduction`` and ``_number``."""
+    """Base of distributed optimizers of any Keras; their class provides ``_new_reduction`` and ``_number``."""
 
     _new_reduction: Callable[[], GradientReduction]
     _number: int
@@ -40,13 +40,13 @@ class Distributed:
     def _reduction(self) -> GradientReduction:
         made: GradientReduction | None = self.__dict__.get("_reduction_made")
         if made is None:
-            # Not through Keras' or TensorFlow's tracking of attributes.
+            # Write to ``__dict__`` to bypass Keras' and TensorFlow's attribute tracking.
             made = self.__dict__["_reduction_made"] = self._new_reduction()
             made.number = self._number
         return made
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank: it is not combined with those of the others.
+        """Keep the gradient of a variable local: it is not combined over ranks.
 
         Args:
             var: a variable of the model.
@@ -54,7 +54,7 @@ class Distributed:
         self._reduction.register_local(var)
 
     def _end(self) -> None:
-        """At the end of ``fit()``, which some backends come to after a failure, too, when the others do not."""
+        """Check the end of ``fit()``; after a failure, raise that instead: not all backends get here then."""
         failure = _passing_through_keras()
         if failure is None:
             self._reduction.agree_on_end("fit()")
@@ -63,7 +63,7 @@ class Distributed:
 
 
 def _passing_through_keras() -> BaseException | None:
-    """Return the exception for which Keras, which called, is cleaning up; not one that the user is handling."""
+    """Return the exception for which the calling Keras code is cleaning up; not one that the user is handling."""
     error = sys.exc_info()[1]
     frame: FrameType | None = sys._getframe(3)
     while error is not None and frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
@@ -76,25 +76,25 @@ def _passing_through_keras() -> BaseException | None:
 def make_distributed(
     optimizer: Any, members: type[Distributed], new_reduction: Callable[[Any], GradientReduction]
 ) -> None:
-    """Give an optimizer a class that derives from its own and from ``members``; it keeps its variables.
+    """Change an optimizer's class to one that derives from ``members`` and its own class; it keeps its variables.
 
-    One that is distributed already is so in the new way then: gradients are combined once in any case.
+    An optimizer that is distributed already gets the new settings; gradients are still combined only once.
 
     Args:
-        optimizer: any.
-        members: go before those of its class.
-        new_reduction: makes what combines the gradients of an optimizer of the new class.
+        optimizer: any optimizer.
+        members: class of methods that override those of its class.
+        new_reduction: returns the ``GradientReduction`` for an optimizer of the new class.
     """
     plain: Any = optimizer.__class__
     own = {
         "__doc__": plain.__doc__,
         "__module__": __name__,
-        # Files then name the plain class, so that they can be loaded by a Keras that never heard of horovod.
+        # Saved files then name the plain class, so that Keras can load them without horovod.
         "__class__": property(lambda self: plain),
         "_new_reduction": new_reduction,
         "_number": next(_numbers),
     }
-    # Through ``object``: an optimizer that is distributed already shows its plain class as ``__class__``.
+    # Set it through ``object``: an already distributed optimizer overrides ``__class__`` with a property.
     object.__dict__["__class__"].__set__(optimizer, type(plain.__name__, (members, plain), own))
     optimizer.__dict__.pop("_reduction_made", None)
 
@@ -115,11 +115,11 @@ class DistributedMembers(Distributed):
 
     @property
     def variables(self) -> list[Any]:
-        """All variables of the optimizer; may be called as well, as in Keras 2."""
+        """All variables of the optimizer; the list is also callable, as in Keras 2."""
         return _CallableList(super().variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """Update variables with the gradients of all ranks; the arguments are those of the optimizer's own class."""
+        """Update variables with the combined gradients; takes the arguments of the optimizer's own class."""
         try:
             return self._apply_combined(list(grads), trainable_variables)
         except KeyboardInterrupt:
@@ -136,7 +136,7 @@ class DistributedMembers(Distributed):
         if not variables:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         self._reduction.prepare(self._trainable_variables)
-        # Variables that a layer sets by their gradient, such as the scales of 8-bit numbers, have no sum.
+        # Some "gradients" are new values, such as scales of 8-bit numbers: take their maximum, not a sum.
         values = [i for i, v in enumerate(variables) if grads[i] is not None and self._is_overwritten(v)]
         shared = [i for i in range(len(grads)) if i not in set(values)]
         self._combine(grads, variables, values, ReduceOp.MAX)
@@ -147,7 +147,7 @@ class DistributedMembers(Distributed):
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def _known(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> list[Any]:
-        """Return the variables that the gradients belong to, built; none where Keras is to say what is wrong."""
+        """Return the gradients' variables, built; an empty list for invalid arguments, for which Keras raises."""
         if trainable_variables is None:
             known = list(self._trainable_variables) if self.built else []
             return known if len(known) == len(grads) else []
@@ -171,7 +171,7 @@ class DistributedMembers(Distributed):
             grads[i] = gradient
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """Combine what was accumulated over several passes; without accumulation that was done before."""
+        """Combine gradients accumulated over several passes; without accumulation, ``apply`` has combined them."""
         steps = self.gradient_accumulation_steps
         if not steps or not self._applying:
             return super()._clip_gradients(grads)  # type: ignore[misc]
@@ -191,6 +191,6 @@ class DistributedMembers(Distributed):
         return super()._clip_gradients(found)  # type: ignore[misc]
 
     def finalize_variable_values(self, var_list: Any) -> Any:
-        """Called by Keras at the end of ``fit()``, where all ranks must have taken the same number of steps."""
+        """Finish ``fit()``, and check that all ranks have taken the same number of steps."""
         self._end()
         return super().finalize_variable_values(var_list)  # type: ignore[misc]

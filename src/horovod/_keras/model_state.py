@@ -1,4 +1,4 @@
-"""The state of a model and its optimizer, for Keras 3 and tf_keras alike."""
+"""State of a model and its optimizer, for both Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class ModelState(VariablesState):
     """State of a Keras model and its optimizer.
 
     On TensorFlow and JAX a commit keeps the present values without a copy: the next step writes to other memory.
-    Weights and the optimizer are the same on all ranks; random states of layers and metrics stay each rank's own.
+    Weights and the optimizer are equal on all ranks; random states of layers and metrics stay local.
 
     Args:
-        model: that is trained; built.
-        optimizer: of the model by default.
-        backend: accepted.
-        **kwargs: attributes of the state, such as ``epoch=0, batch=0``, which are saved and brought to all ranks, too.
+        model: the trained model; it must be built.
+        optimizer: the optimizer; by default that of the model.
+        backend: accepted and ignored.
+        **kwargs: attributes of the state, such as ``epoch=0, batch=0``; they are saved and synchronized, too.
 
     Raises:
         RequestError: the model is not built, so that it has no variables yet.
-        NotImplementedError: several passes for each step with tf_keras, in an elastic job.
+        NotImplementedError: tf_keras with several passes per step, in an elastic job.
     """
 
     _kit: Kit
     _backend: Backend
     epoch: int
     batch: int
-    #: Whether the ranks are inside ``fit``, so that a newcomer joins them there.
+    #: Whether the ranks are inside ``fit``, so that a new rank joins them there.
     _fit_goes_on: bool
-    #: How far ``fit`` has read its data.
+    #: Position of ``fit`` in its data.
     _fit_place: Any
     _has_met = False
 
@@ -69,7 +69,7 @@ class ModelState(VariablesState):
         return [*self.model.weights, *self._of_optimizer()]
 
     def _equal(self) -> list[Any]:
-        # Moving averages are each rank's own until a sync.
+        # Moving averages differ between ranks until a sync.
         return [*self.model.trainable_weights, *self._of_optimizer()]
 
     def _own(self) -> list[Any]:
@@ -111,7 +111,7 @@ class ModelState(VariablesState):
         self._kit.broadcast(self._shared(), 0)
 
     def sync(self) -> None:
-        """See ``State``; a step that was traced before the ranks have met is traced anew."""
+        """See ``State``; a step traced before the first rendezvous is traced again."""
         if not self._has_met:
             self._has_met, self.model.train_function = True, None
         super().sync()
@@ -119,8 +119,8 @@ class ModelState(VariablesState):
     def on_reset(self) -> None:
         """See ``State``.
 
-        Horovod's scripts train for a step in a callback, where new ranks do not take part. Here such a step has no
-        effect; what the callback does to the learning rate stays.
+        Horovod's scripts train for a step in a callback, in which new ranks do not take part. We undo that step, but
+        keep the callback's changes of the learning rate.
         """
         if not self._reset_callbacks:
             super().on_reset()
@@ -136,7 +136,7 @@ class ModelState(VariablesState):
             self.model.train_function = function
 
     def _settle(self) -> None:
-        """Let the variables have their values again, which Keras on JAX keeps elsewhere during ``fit``."""
+        """Write values back to the variables: Keras on JAX keeps them elsewhere during ``fit``."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
@@ -145,7 +145,7 @@ class ModelState(VariablesState):
         before = len(self._captured[0]) if self._captured else 0
         is_undone = super().undo()
         if not self._has_stepped and len(self._changed_early()) > before:
-            # The first step of all has made metrics, which were new.
+            # The very first step has created the metrics, so resetting them undoes it.
             self.model.reset_metrics()
             return True
         return is_undone

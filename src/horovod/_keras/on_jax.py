@@ -37,7 +37,7 @@ class _Jax(Backend):
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
         found = list(gradients)
         wires, contexts = compress(order.compression, [gradients[index] for index in there])
-        # Values can be seen inside the compiled step only, so that is where it compares them, in its first run.
+        # Values are visible only inside the compiled step, so the step compares them in its first run.
         watched = [variables[index] for index in there] if order.remedy else []
         call = make_call(
             Kind.ALLREDUCE, order.name, order.process_set, op=order.op, prescale=order.prescale,
@@ -69,7 +69,7 @@ class _Jax(Backend):
         return np.asarray(variable.value)
 
     def changes_all(self, is_known: bool) -> bool:
-        return True  # they are given away
+        return True  # the compiled step takes the arrays over (donation)
 
     def reraise(self, error: BaseException) -> None:
         try:
@@ -81,13 +81,13 @@ class _Jax(Backend):
             return
 
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
-        # Keras builds models before callbacks begin; ``reduce`` compares the values.
+        # Nothing to do: Keras builds models before callbacks begin, and ``reduce`` compares the values.
         del variables, act, compare
         return True
 
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         if not isinstance(tensor, jax.core.Tracer) and tensor.is_deleted():
-            # A step that failed has taken it along; who gets the root's values does not need it.
+            # A failed step has consumed this donated array. A receiving rank needs only its shape and dtype.
             if context.world().rank == root_rank:
                 raise RequestError(
                     f"rank {root_rank} has no values to broadcast: the step that failed or was interrupted was given "

@@ -40,7 +40,7 @@ class _TensorFlow(Backend):
         if order.sparse_as_dense:
             for index in there:
                 found[index] = tf.convert_to_tensor(found[index])
-        # One operation even where it says "sparse" of some; these have no factors but that of the average.
+        # Reduce dense and sparse gradients as one operation each; sparse ones are scaled after the reduction.
         sparse = [index for index in there if isinstance(found[index], tf.IndexedSlices)]
         self._reduce(found, [index for index in there if index not in sparse], order.name, order, True)
         self._reduce(found, sparse, f"{order.name}.sparse", order, False)
@@ -71,7 +71,7 @@ class _TensorFlow(Backend):
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-        # tf.cast() of a number would go through float32.
+        # Use tf.constant: tf.cast() of a Python number would go through float32.
         return gradient * (
             tf.cast(factor, gradient.dtype) if tf.is_tensor(factor) else tf.constant(factor, gradient.dtype)
         )
@@ -98,12 +98,12 @@ class _TensorFlow(Backend):
         return changes_all(is_known)
 
     def refuses_xla(self) -> bool:
-        # Only programs for the CPU can call back; for others Keras chooses XLA by itself.
+        # Only XLA programs for the CPU can call back; for other devices Keras turns XLA on by default.
         return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
 
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
-        # While the step is traced, all variables exist, with the values that they have before it; but what the trace
-        # itself made, as a Sequential without an Input does, has none, and TensorFlow then traces a second time.
+        # While the step is traced, existing variables have their values from before the step. Variables created by
+        # the trace, as in a Sequential without an Input, have no values; TensorFlow then traces a second time.
         with tf.init_scope():
             values = [_inner(variable) for variable in variables]
             if tf.executing_eagerly() and not all(bool(value.is_initialized()) for value in values):

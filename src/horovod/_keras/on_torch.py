@@ -1,4 +1,4 @@
-"""Keras on torch: gradients are reduced at once, outside of whatever torch.compile makes."""
+"""Keras on torch: gradients are reduced eagerly, outside torch.compile's graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["backend"]
 
-# Keras has loaded torch's compiler by now, and a user may ask for jit_compile=True.
+# Keras has already loaded torch's compiler, and a user may set jit_compile=True.
 keep_out_of_graphs()
 
 
@@ -28,7 +28,7 @@ class _Torch(Backend):
     hvd = hvd
     comm = comm
     compression = Compression
-    # Dropout asks it, and no seed of Keras.
+    # Dropout uses torch's generator, not a Keras seed.
     generators: Sequence[Generator] = (
         Generator(
             lambda: torch.get_rng_state().numpy(), lambda s: torch.set_rng_state(torch.from_numpy(s)), torch.manual_seed
@@ -37,7 +37,7 @@ class _Torch(Backend):
 
     @torch.no_grad()
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
-        # A gradient that is missing here may be there on another rank, so zeros and a flag travel in its place.
+        # Another rank may have a gradient that is missing here, so send zeros and a flag in its place.
         flags = torch.tensor([float(gradient is not None) for gradient in gradients])
         tensors, restore = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -64,7 +64,7 @@ class _Torch(Backend):
         return _array(variable.value)
 
     def shield(self, optimizer: Any) -> None:
-        # torch.compile believes ``__class__``, which shows the plain class, and would go past the distributed one's.
+        # torch.compile reads ``__class__``, which returns the plain class, and would bypass the distributed ``apply``.
         apply = torch.compiler.disable(type(optimizer).apply)  # type: ignore[no-untyped-call]
         optimizer.__dict__["apply"] = MethodType(apply, optimizer)
 

@@ -10,12 +10,12 @@ __all__ = ["derive"]
 
 
 def derive(kit: Kit, callbacks: Any, module: str) -> tuple[Any, ...]:
-    """Return the five public callbacks for a kind of Keras.
+    """Return the five public callback classes for one kind of Keras.
 
     Args:
-        kit: what this Keras offers.
+        kit: functions of this Keras.
         callbacks: its module of callbacks.
-        module: where the classes are defined.
+        module: name of the module that defines the classes.
     """
     kinds = (
         ("BroadcastGlobalVariablesCallback", Broadcast, callbacks.Callback),

@@ -23,7 +23,7 @@ from horovod.splits import split_evenly
 __all__ = ["REMEDY", "GradientReduction"]
 
 _comm = Collectives(NumpyAdapter())
-#: How many optimizers have trained first since an init(); a rank may have more inits behind it than another one.
+#: For each engine, the numbers for optimizers in order of first use; per engine because init() counts may differ.
 _numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 _SAME_NUMBER = (
@@ -40,15 +40,15 @@ class GradientReduction:
     """See the module.
 
     Args:
-        settings: how gradients are combined.
-        backend: where they are.
-        key: tells variables apart.
+        settings: settings of the reduction.
+        backend: backend of the gradients.
+        key: returns a unique key of a variable.
 
     Attributes:
-        settings: as given.
-        backend: as given.
-        number: how many distributed optimizers the script had made before it; set by its optimizer.
-        before_first_step: what a callback wants done once the variables exist, before they are first changed.
+        settings: the argument.
+        backend: the argument.
+        number: number of this distributed optimizer in the script, from 1; its optimizer sets it.
+        before_first_step: functions of callbacks to call once the variables exist, before their first change.
     """
 
     def __init__(self, settings: Settings, backend: Backend, key: Callable[[Any], Any]) -> None:
@@ -63,15 +63,15 @@ class GradientReduction:
 
     @property
     def name(self) -> str:
-        """The name of its operations; numbered when it is first needed, since only trained optimizers count."""
+        """Name prefix of its operations; numbered at first use, because only trained optimizers count."""
         if not self._name and context.is_elastic():
-            # In the order of the script: newcomers have not trained what the others have.
+            # Number optimizers by creation: a new rank has not trained the optimizers that the others have.
             self._name = f"DistributedOptimizer.{self.number}"
         elif not self._name:
             engine = context.engine()
             number = next(_numbers.setdefault(engine, itertools.count(1)))
             meeting = engine.link.generation.number
-            # With no sign that TensorFlow would not take in the name of a node.
+            # Use only characters that TensorFlow allows in node names.
             self._name = "DistributedOptimizer" + (f".{number}" if number > 1 else "")
             self._name += f".after_{meeting - 1}_shutdowns" if meeting > 1 else ""
         return self._name
@@ -79,7 +79,7 @@ class GradientReduction:
     # -- local variables -----------------------------------------------------------------------------------------
 
     def register_local(self, variable: Any) -> None:
-        """Leave a variable's gradient to this rank from now on."""
+        """Keep a variable's gradient local from now on."""
         self._local.append(variable)
 
     def _is_local(self, variable: Any) -> bool:
@@ -88,7 +88,7 @@ class GradientReduction:
     # -- gradients -----------------------------------------------------------------------------------------------
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """Before the first gradients: do what callbacks left to do, and see that all ranks train the same model."""
+        """Run pending callback functions before the first gradients, and check that all ranks train the same model."""
         if self._compared or not self.settings.active:
             return
         self._compared = True
@@ -106,13 +106,13 @@ class GradientReduction:
     def combine(
         self, gradients: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int], op: ReduceOp | None = None
     ) -> list[Any]:
-        """Return the gradients of all ranks.
+        """Return the gradients combined over all ranks.
 
         Args:
-            gradients: of this rank; ``None`` where there is none.
-            variables: which each belongs to.
-            numbers: the variables' places in the optimizer, the same on every rank.
-            op: another reduction than the optimizer's, whose factors then do not count either.
+            gradients: gradients of this rank; ``None`` if a variable has none.
+            variables: variables of the gradients.
+            numbers: the variables' indices in the optimizer, the same on every rank.
+            op: a reduction that replaces the optimizer's reduction and factors.
         """
         settings, found = self.settings, list(gradients)
         factor = settings.factor if op is None else 1.0
@@ -147,7 +147,7 @@ class GradientReduction:
         )  # fmt: skip
 
     def _groups(self, which: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Return the gradients that travel together."""
+        """Return groups of indices of gradients that are reduced together."""
         groups = self.settings.groups
         if not which:
             return []
@@ -160,13 +160,13 @@ class GradientReduction:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def agree_on_end(self, what: str) -> None:
-        """Make sure that no other rank is still combining gradients.
+        """Check that no other rank is still combining gradients.
 
-        A rank that is meets this one under a name of its gradients, with something that is no gradient, so
-        that every rank gets an error where each would wait for the others.
+        This rank submits a mismatching tensor under a name of its gradients. If another rank is still training, every
+        rank gets an error instead of waiting for the others.
 
         Args:
-            what: has ended, in words.
+            what: name of the ended phase, such as "fit()".
 
         Raises:
             MismatchError: another rank is still training.
@@ -175,7 +175,7 @@ class GradientReduction:
             return
         name, process_set = self._first_name, self.settings.process_set
         site = user_site()
-        # The error shows this line to ranks that are still training, also inside compiled steps.
+        # The error shows this text as the place to ranks that are still training, also inside compiled steps.
         told = f"the end of {what} there ({_SAME_NUMBER}), {site.file}"
         as_told = Site(told, site.line, site.function).stand_in()
         try:

@@ -1,4 +1,4 @@
-"""``load_model`` of either Keras: the model, with its optimizer distributed."""
+"""``load_model`` for each Keras: load a model and make its optimizer distributed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["make_load_model"]
 
 
 def make_load_model(load: Callable[..., Any], distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``load_model`` for a kind of Keras.
+    """Return ``load_model`` for one kind of Keras.
 
     Args:
-        load: its own function.
-        distribute: makes an optimizer a distributed one.
+        load: Keras' own ``load_model``.
+        distribute: makes an optimizer distributed.
     """
 
     def load_model(
@@ -23,16 +23,16 @@ def make_load_model(load: Callable[..., Any], distribute: Callable[..., Any]) ->
         compression: Any = None,
         legacy_opts: bool = False,
     ) -> Any:
-        """Load a model, with a distributed optimizer that continues where the saved one was.
+        """Load a model with a distributed optimizer that continues from the saved optimizer's state.
 
-        It makes no difference whether the saved optimizer was distributed: files name the plain class.
+        The saved optimizer may be distributed or not: files always name the plain class.
 
         Args:
             filepath: as for Keras' own ``load_model``.
             custom_optimizers: classes of optimizers that are not Keras' own.
             custom_objects: names and classes, or functions, that are not Keras' own.
-            compression: how gradients are sent, such as ``Compression.fp16``.
-            legacy_opts: accepted.
+            compression: compressor of the gradients, such as ``Compression.fp16``.
+            legacy_opts: accepted and ignored.
 
         Returns:
             The compiled model; without an optimizer if it was saved without one.

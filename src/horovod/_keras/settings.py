@@ -16,7 +16,7 @@ from horovod.core.requests import ReduceOp
 
 __all__ = ["NAME", "OPTIMIZER", "Settings", "alone", "make_settings"]
 
-#: Explanations of what is no setting of ``DistributedOptimizer``.
+#: Explanations of arguments of ``DistributedOptimizer`` that are no settings.
 OPTIMIZER = "a Keras optimizer, or its name. It becomes the distributed one, with its state."
 NAME = "accepted; operations are named by the order in which optimizers are first used."
 
@@ -26,7 +26,7 @@ _alone: list[bool] = []
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let gradients of steps that are traced inside stay this rank's own, as before the ranks have met."""
+    """Return a context in which traced steps keep gradients local, as before the first rendezvous."""
     _alone.append(True)
     try:
         yield
@@ -36,16 +36,16 @@ def alone() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the gradients of one optimizer are combined.
+    """Settings of the reduction of one optimizer's gradients.
 
     Attributes:
         op: Average or Sum.
-        compression: what goes over the wire.
+        compression: compressor of the sent gradients.
         process_set: ranks that take part.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
-        predivide: what gradients are divided by before the sum; the rest of the average follows after it.
-        groups: how many operations all gradients make, or lists of variables; 0 is one operation.
-        passes: backward passes per step; 1 leaves it to the optimizer's own accumulation.
+        sparse_as_dense: whether sparse gradients are sent as dense ones.
+        predivide: divisor before the sum; the sum is divided by size / predivide afterwards.
+        groups: number of operations for all gradients, or lists of variables; 0 means one operation.
+        passes: backward passes per step; 1 uses the optimizer's own accumulation.
         passes_are_averaged: whether the gradients of these passes are averaged, instead of summed.
         local_is_scaled: whether gradients of local variables are divided by the number of ranks.
     """
@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def active(self) -> bool:
-        """Whether there are other ranks to work with."""
+        """Whether this rank combines gradients with other ranks."""
         if _alone or is_provisional():
             return False
         size = self.process_set.size()
@@ -70,7 +70,7 @@ class Settings:
             raise wrong_argument(
                 f"{self.process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
             )
-        # A step that was traced on one rank alone is kept when others join.
+        # A step traced with one rank is kept when other ranks join.
         return (size > 1 or context.is_elastic()) and bool(self.process_set.included())
 
     @property
@@ -84,23 +84,23 @@ def make_settings(
     num_groups: int, groups: int | Sequence[Sequence[Any]] | None, backward_passes_per_step: int,
     average_aggregated_gradients: bool, scale_local_gradients: bool,
 ) -> Settings:  # fmt: skip
-    """Check the arguments of ``DistributedOptimizer`` and return what they mean.
+    """Check the arguments of ``DistributedOptimizer`` and return its settings.
 
     Args:
         op: Average or Sum.
-        compression: how gradients are sent, such as ``Compression.fp16``.
+        compression: compressor of the gradients, such as ``Compression.fp16``.
         process_set: ranks that take part; on other ranks the optimizer works alone.
-        sparse_as_dense: send sparse gradients as dense ones.
-        gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
-        num_groups: deprecated; ``groups`` instead.
-        groups: lists of variables whose gradients travel together, or a number of groups; by default all do.
-        backward_passes_per_step: passes whose gradients are accumulated before they are combined and applied. With
-            Keras 3 its own ``gradient_accumulation_steps`` does the same, and averages over the passes.
-        average_aggregated_gradients: average over these passes, instead of the sum.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+        sparse_as_dense: whether to send sparse gradients as dense ones.
+        gradient_predivide_factor: divisor before the sum; the sum is divided by size / factor afterwards.
+        num_groups: deprecated; use ``groups``.
+        groups: lists of variables whose gradients are reduced together, or a number of groups; by default one group.
+        backward_passes_per_step: number of passes accumulated before gradients are combined and applied. Keras 3's
+            own ``gradient_accumulation_steps`` does the same, and averages over the passes.
+        average_aggregated_gradients: whether to average over these passes, instead of summing.
+        scale_local_gradients: whether to divide the gradients of local variables by the number of ranks.
 
     Raises:
-        RequestError: one of them does not fit.
+        RequestError: an argument is invalid.
     """
     how = resolve_op(op, None)
     if how not in (ReduceOp.AVERAGE, ReduceOp.SUM):

@@ -1,4 +1,4 @@
-"""Collectives on values: numbers, arrays, tensors and variables, by the backend that Keras works with."""
+"""Collectives on numbers, arrays, tensors and variables, through the backend of Keras."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Values:
     """The collectives that a module for Keras exports.
 
     Args:
-        backend: carries them out.
-        tensor: makes a tensor of the backend from a value.
+        backend: backend that runs them.
+        tensor: converts a value to a tensor of the backend.
     """
 
     def __init__(self, backend: Backend, tensor: Callable[[Any], Any]) -> None:
@@ -90,18 +90,18 @@ class Values:
         """Combine a value over all ranks and return this rank's rows of the result.
 
         Returns:
-            A tensor of the backend; of an uneven number of rows the first ranks get one more.
+            A tensor of the backend; if the rows do not divide evenly, the first ranks get one more.
         """
         return self._backend.reducescatter(self._tensor(value), name, resolve_op(op, None), process_set)
 
     def broadcast_variables(
         self, variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
     ) -> None:
-        """Give variables the root's values, on all ranks.
+        """Set variables on all ranks to the root's values.
 
         Args:
-            variables: such as ``model.weights + optimizer.variables``; as many, in the same order, on every rank.
-            root_rank: whose values to take.
+            variables: such as ``model.weights + optimizer.variables``; same number and order on every rank.
+            root_rank: rank that sends its values.
             process_set: ranks that take part; this rank must be one of them.
 
         Raises:
@@ -114,7 +114,7 @@ class Values:
         backend, targets = self._backend, list(variables)
         agree_on_count("broadcast_variables", [variable.name for variable in targets], process_set)
         for number, variable in enumerate(targets):
-            # Names are numbers: Keras' own contain how many layers this rank has made before.
+            # Match by index: Keras' names contain the number of layers that this rank has made before.
             value = self._tensor(variable)
             variable.assign(backend.broadcast(value, root_rank, f"broadcast_variables.{number}", process_set))
 
@@ -122,10 +122,10 @@ class Values:
         """Raise: Keras keeps no list of all variables.
 
         Args:
-            root_rank: whose values would be taken.
+            root_rank: rank that would send its values.
 
         Raises:
-            RequestError: always; it names what to call instead.
+            RequestError: always; it names the function to call instead.
         """
         raise wrong_argument(
             "broadcast_global_variables() needs the graphs and sessions of TensorFlow 1. Add "

@@ -91,7 +91,7 @@ class Case:
         op: one of ``OPS``.
         nbytes: bytes of one rank's input, before rounding up to a whole number of elements per rank.
         dtype: a key of ``DTYPES``.
-        batch: how many tensors are in flight in one call (``async``); 1 otherwise.
+        batch: number of tensors in flight in one call (``async``); 1 otherwise.
     """
 
     op: str
@@ -100,18 +100,18 @@ class Case:
     batch: int = 1
 
     def count(self, size: int) -> int:
-        """Number of elements of one rank's input, a multiple of ``size`` so that every op can split it."""
+        """Return the number of elements of one rank's input, a multiple of ``size`` so that every op can split it."""
         count = max(1, self.nbytes // DTYPES[self.dtype])
         return -(-count // size) * size
 
     def memory_bytes(self, size: int) -> int:
-        """Bytes that one contender holds on one rank: input and output."""
+        """Return the bytes that one contender holds on one rank: input and output."""
         nbytes = self.count(size) * DTYPES[self.dtype] * self.batch
         return nbytes * (1 + size) if self.op == "allgather" else 2 * nbytes
 
 
 def input_blocks(op: str, rank: int, size: int) -> list[int]:
-    """Values of the input on ``rank``: it is cut into equal blocks, each filled with one value."""
+    """Return the values of the input on ``rank``, which has equal blocks, each filled with one value."""
     if op == "alltoall":
         return [(rank * size + peer) % 100 for peer in range(size)]
     if op == "broadcast":
@@ -120,7 +120,7 @@ def input_blocks(op: str, rank: int, size: int) -> list[int]:
 
 
 def output_blocks(op: str, rank: int, size: int) -> list[int]:
-    """Values that must come out on ``rank``, by equal blocks."""
+    """Return the expected values of the output on ``rank``, by equal blocks."""
     if op == "alltoall":
         return [(peer * size + rank) % 100 for peer in range(size)]
     if op == "broadcast":

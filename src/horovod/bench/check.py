@@ -1,4 +1,4 @@
-"""``horovodrun --check``: how the hosts of a job see each other, and what to fix. One rank on each host runs it."""
+"""``horovodrun --check``: tests the network between the hosts of a job. One rank on each host runs it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def advice(
 
     Args:
         clocks: time of each host at one moment, in seconds.
-        versions: of the packages of each host.
-        rows: of ``run_network``.
+        versions: versions of the packages of each host.
+        rows: rows of ``run_network``.
     """
     found = []
     first = next(iter(clocks))

@@ -20,7 +20,7 @@ class Turns:
 
     Attributes:
         rounds: how often the contenders take turns.
-        round_s: seconds of one turn, from which the number of calls follows.
+        round_s: seconds of one turn; determines the number of calls.
     """
 
     rounds: int = 7
@@ -65,7 +65,7 @@ def _reason(contender: Contender, case: Case, control: Agreement) -> dict[str, s
 
 
 def _prepare(case: Case, contenders: Sequence[Contender], control: Agreement) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders that take part in ``case``, ready to be timed, and why the others do not."""
+    """Return the contenders for ``case``, ready to be timed, and why the others are skipped."""
     skipped: dict[str, str] = {}
     needed = case.memory_bytes(control.size) * control.size * len(contenders)
     free = control.broadcast(available_bytes())
@@ -85,7 +85,7 @@ def _prepare(case: Case, contenders: Sequence[Contender], control: Agreement) ->
 
 
 def _calibrate(contender: Contender, control: Agreement, plan: Turns) -> int:
-    """Warm up, and count the calls of a round from how long they took; the same on all ranks."""
+    """Warm up, and choose the number of calls of a round from their time; the same on all ranks."""
     contender.measure(1)
     warm = contender.measure(3)
     return control.broadcast(calls_for(min(warm, default=1.0), plan.round_s))

@@ -13,7 +13,7 @@ __all__ = ["Agreement", "CallContender", "Contender", "Tell", "WrongResultError"
 
 T = TypeVar("T")
 Tell = Callable[[int, int, str], None]
-"""Progress: steps done, steps in all, what is running."""
+"""Progress: steps done, steps in all, the present measurement."""
 
 
 class WrongResultError(AssertionError):
@@ -21,7 +21,7 @@ class WrongResultError(AssertionError):
 
 
 class Agreement:
-    """Agreement between ranks, outside of measured sections, through horovod itself, whose waits sleep.
+    """Agreement between ranks, outside of measured sections, through horovod itself, whose waits do not spin.
 
     Args:
         hvd: an initialised module, such as ``horovod.torch``.
@@ -44,7 +44,7 @@ class Agreement:
 
 
 class Contender:
-    """A library under measurement. Every method is called on all ranks, in the same order.
+    """A library under measurement. All ranks call every method, in the same order.
 
     Attributes:
         name: its column in the table.
@@ -80,7 +80,7 @@ class CallContender(Contender):
 
     Args:
         name: its column.
-        control: how the ranks agree.
+        control: agreement between the ranks.
     """
 
     def __init__(self, name: str, control: Agreement) -> None:

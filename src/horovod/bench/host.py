@@ -32,7 +32,7 @@ def _field(path: str, name: str) -> str:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping; 0 when the system does not say."""
+    """Return the memory that is available without swapping; 0 when unknown."""
     text = _field("/proc/meminfo", "MemAvailable").split()
     return int(text[0]) * 1024 if text else 0
 
@@ -43,9 +43,9 @@ class Load:
 
     Attributes:
         clock_s: time of the reading.
-        machine_s: used on the whole machine, by anybody.
-        own_s: used by this process and its children that have ended.
-        stolen_s: wanted, but given to other virtual machines.
+        machine_s: used on the whole machine, by all processes.
+        own_s: used by this process and its ended children.
+        stolen_s: requested, but given to other virtual machines.
     """
 
     clock_s: float
@@ -55,7 +55,7 @@ class Load:
 
     @classmethod
     def now(cls) -> Load:
-        """Read the kernel's counters; zeros where they are out of sight."""
+        """Read the kernel's counters; zeros where they are not readable."""
         own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         try:
             ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
@@ -76,7 +76,7 @@ class Load:
 
 
 def others_cores(of_machine: Load, own_s: float) -> dict[str, float]:
-    """How many cores others kept busy on average, while a job used ``own_s``: programs here, and other machines."""
+    """Return the average number of cores that others used while a job used ``own_s``: programs, other machines."""
     return {
         "programs": max(0.0, of_machine.machine_s - own_s) / of_machine.clock_s,
         "stolen": of_machine.stolen_s / of_machine.clock_s,
@@ -105,7 +105,7 @@ def _versions() -> dict[str, str]:
 
 
 def host_facts() -> dict[str, object]:
-    """Processor, cores, caches, memory, kernel, versions, load and time; nothing that names the machine."""
+    """Return processor, cores, caches, memory, kernel, versions, load and time; nothing that identifies the machine."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "machine": platform.machine(),

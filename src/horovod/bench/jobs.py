@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["clean_environment", "horovodrun", "parse_event", "run_job", "write_event"]
 
-#: ASCII record separator (RFC 7464): no other output of a job holds it.
+#: ASCII record separator (RFC 7464): no other output of a job contains it.
 _MARK = "\x1e"
 _FOREIGN = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_", "SLURM_", "KMP_")
 _FOREIGN_NAMES = {
@@ -20,7 +20,7 @@ _FOREIGN_NAMES = {
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without the variables by which a launcher describes this process's own job."""
+    """Return the environment without the variables in which a launcher describes this process's own job."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -32,7 +32,7 @@ def horovodrun(ranks: int, argv: Sequence[str], hosts: str = "") -> list[str]:
     """Return the command that runs ``python *argv`` as ``ranks`` ranks under horovodrun, with this interpreter.
 
     Args:
-        ranks: how many.
+        ranks: number of ranks.
         argv: the arguments of python.
         hosts: as for ``horovodrun -H``; this host when empty.
     """

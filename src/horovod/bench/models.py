@@ -1,4 +1,4 @@
-"""Three small models that stress communication differently, each with data made up on the spot."""
+"""Three small models that stress communication differently, each with generated data."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Task:
     targets: Tensor
 
     def loss(self, model: nn.Module) -> Tensor:
-        """Cross entropy of ``model``, which may wrap this task's."""
+        """Return the cross entropy of ``model``, which may wrap this task's model."""
         logits = model(self.inputs)
         return functional.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
 
 
 def _mlp(tiny: bool) -> nn.Module:
-    """25 million parameters in seven layers: few large gradients, little arithmetic to hide them behind."""
+    """Make 25 million parameters in seven layers: few large gradients, little arithmetic to hide them."""
     widths = [16, 32, 32] if tiny else [1024, *[2048] * 6]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -63,7 +63,7 @@ class _Residual(nn.Module):
 
 
 def _resnet(tiny: bool) -> nn.Module:
-    """A residual network for 32 × 32 pictures, 3 million parameters: much arithmetic, many small gradients."""
+    """Make a residual network for 32 × 32 pictures, 3 million parameters: much arithmetic, many small gradients."""
     width = 4 if tiny else 64
     blocks: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     for stage, (before, after) in enumerate([(1, 1), (1, 2), (2, 4)]):
@@ -110,8 +110,8 @@ def make_task(name: str, rank: int, *, tiny: bool = False) -> Task:
 
     Args:
         name: one of ``MODELS``.
-        rank: picks the data.
-        tiny: a few thousand parameters instead of millions, to see that it runs.
+        rank: determines the data.
+        tiny: a few thousand parameters instead of millions, for a test.
 
     Raises:
         ValueError: no such model.

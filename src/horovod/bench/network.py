@@ -19,12 +19,12 @@ _SMALL, _LARGE = 64, 64 << 20
 
 
 def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int = _LARGE) -> list[dict[str, Any]]:
-    """Measure each pair of hosts between the first rank of either; called on all ranks.
+    """Measure each pair of hosts between the first ranks of both; called on all ranks.
 
     Args:
-        control: how the ranks agree.
-        tell: progress.
-        rounds: how often each pair is measured; the median counts.
+        control: agreement between the ranks.
+        tell: reports progress.
+        rounds: measurements of each pair; the median counts.
         large: bytes of the message that gives the bandwidth.
 
     Returns:

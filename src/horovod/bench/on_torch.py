@@ -28,8 +28,8 @@ def contenders(control: Agreement, args: argparse.Namespace) -> list[Contender]:
     """Return the libraries whose collectives are measured.
 
     Args:
-        control: how the ranks agree.
-        args: the command line; ``arena``, ``against`` and ``hosts`` count.
+        control: agreement between the ranks.
+        args: the command line; uses ``arena``, ``against`` and ``hosts``.
     """
     found: list[Contender] = [Ours(control)]
     if args.arena:
@@ -48,14 +48,14 @@ def arms(control: Agreement) -> Sequence[Callable[[Task], Arm]]:
     """Return the ways to train; the first one does not communicate.
 
     Args:
-        control: how the ranks agree.
+        control: agreement between the ranks.
     """
     start_gloo(control)
     return (local_arm, horovod_arm, ddp_arm)
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.SGD:
-    """Return the optimizer that all ways use."""
+    """Return the optimizer of all ways to train."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
@@ -63,7 +63,7 @@ def torch_arm(name: str, task: Task, optimizer: torch.optim.Optimizer, model: to
     """Return a way to train a model of torch.
 
     Args:
-        name: its row.
+        name: name of its row.
         task: model and batch.
         optimizer: steps the model's parameters.
         model: the module to call, if it wraps the task's own.
@@ -81,19 +81,19 @@ def torch_arm(name: str, task: Task, optimizer: torch.optim.Optimizer, model: to
 
 
 def local_arm(task: Task) -> Arm:
-    """Every rank trains alone: the cost of a step without communication."""
+    """Return a way without communication: every rank trains alone."""
     return torch_arm("no communication", task, sgd(task.model))
 
 
 def horovod_arm(task: Task) -> Arm:
-    """The five lines of a horovod script."""
+    """Return the way of a horovod script, in its five lines."""
     optimizer = hvd.DistributedOptimizer(sgd(task.model), named_parameters=task.model.named_parameters())
     hvd.broadcast_parameters(task.model.state_dict(), root_rank=0)
     return torch_arm("horovod", task, optimizer)
 
 
 def ddp_arm(task: Task) -> Arm:
-    """torch DDP over Gloo; see ``wrap_in_ddp``."""
+    """Return the way of torch DDP over Gloo; see ``wrap_in_ddp``."""
     model = wrap_in_ddp(task.model)
     return torch_arm("ddp", task, sgd(model), model)
 

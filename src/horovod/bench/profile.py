@@ -25,9 +25,9 @@ def run_profile(
 
     Args:
         sizes: bytes of the tensors.
-        control: how the ranks agree.
-        tell: progress.
-        rounds: how often each is measured.
+        control: agreement between the ranks.
+        tell: reports progress.
+        rounds: number of measurements of each.
         round_s: seconds of one measurement.
 
     Returns:

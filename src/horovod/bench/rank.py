@@ -16,12 +16,12 @@ from horovod.bench.stepping import run_train
 
 __all__ = ["run_rank"]
 
-#: Between two lines of progress.
+#: Seconds between two lines of progress.
 _LINE_S = 5.0
 
 
 def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
-    """Carry the benchmark out with the other ranks of this job; rank 0 says on stderr how far it is.
+    """Run the benchmark together with the other ranks of this job; rank 0 reports progress on stderr.
 
     Args:
         args: the command line, parsed.
@@ -78,7 +78,7 @@ def _progress(command: str, is_shown: bool) -> Tell:
 
 
 def _measure(args: argparse.Namespace, module: Any, control: Agreement, tell: Tell) -> list[dict[str, Any]]:
-    """Return the rows of the benchmark; ``module`` is that of the framework."""
+    """Return the rows of the benchmark; ``module`` is the module of the framework."""
     if args.command == "train":
         scale = {"rounds": args.rounds, "steps": args.steps, "tiny": args.tiny}
         return run_train(args.models, module.make_task, module.arms(control), control, tell, **scale)

@@ -28,8 +28,8 @@ def show(result: Result, file: Path | None) -> None:
     """Print a result.
 
     Args:
-        result: of ``run_rank``.
-        file: where to write it as well.
+        result: result of ``run_rank``.
+        file: file to write it to as well.
     """
     stdout = Console()
     if not stdout.is_terminal:
@@ -61,7 +61,7 @@ def _new(title: str, first: str, columns: Iterable[str]) -> Table:
 
 
 def _collectives(result: Result, title: str) -> Table:
-    """One line per size: our times, then each peer's time, and how many times as long as our best it takes."""
+    """Make one line per size: our times, then each peer's time, and its ratio to our best time."""
     names = list(dict.fromkeys(name for row in result["rows"] for name in row["results"]))
     ours = [name for name in names if name.startswith("horovod")]
     peers = [name for name in names if name not in ours]
@@ -117,7 +117,7 @@ def _network(result: Result, title: str) -> Table:
 
 
 def notes(result: Result) -> list[str]:
-    """Return what the table does not show: why columns do not add up, a busy machine, contenders left out."""
+    """Return notes for the table: why columns do not add up, a busy machine, contenders left out."""
     said = [_WHY_NO_SUM[result["kind"]]] if result["kind"] in _WHY_NO_SUM else []
     others = result.get("others_cores", {})
     if sum(others.values()) > _QUIET_CORES:

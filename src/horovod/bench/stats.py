@@ -17,19 +17,19 @@ def summarize(times: Iterable[float]) -> dict[str, float]:
 
 
 def mean_of_ranks(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """For each call, the mean of its times on the ranks, as the OSU benchmarks have it.
+    """Return, for each call, the mean of its times on the ranks, as in the OSU benchmarks.
 
-    In a row of calls the ranks take turns at being late, and the other one waits: of a pair of times
-    one is too long and the other too short, and only their mean is the time that a call really takes.
+    In a series of calls the ranks are late in turns, and the other rank waits: of two times, one
+    is too long and the other too short, and only their mean is the real time of the call.
     """
     return [sum(call) / len(call) for call in zip(*by_rank, strict=True)]
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """For each call, the time on the rank that it took longest on."""
+    """Return, for each call, the time on the rank where it took longest."""
     return [max(call) for call in zip(*by_rank, strict=True)]
 
 
 def calls_for(call_s: float, round_s: float, *, least: int = 2, most: int = 2000) -> int:
-    """How many calls fill a round of ``round_s`` seconds, when one takes ``call_s``."""
+    """Return the number of calls that fill a round of ``round_s`` seconds, when one takes ``call_s``."""
     return max(least, min(most, int(round_s / max(call_s, 1e-7))))

@@ -25,13 +25,13 @@ class Arm:
     """One way to train.
 
     Attributes:
-        name: its row.
+        name: name of its row.
         step: one optimizer step.
         weights: returns all parameters as one array.
         close: ends the processes of the arm.
-        times: takes a number of steps and returns how many seconds each of them took; by default they are called one by
+        times: takes a number of steps and returns the seconds of each of them; by default they are called one by
             one.
-        base: the arm without communication that this one is compared with, if that is not the first.
+        base: the arm without communication to compare this one with, if it is not the first.
     """
 
     name: str
@@ -58,10 +58,10 @@ def run_train(
     Args:
         models: names for ``make_task``.
         make_task: ``fn(name, rank, tiny=...)`` makes the task of an arm.
-        arms: the first is the one without communication.
-        control: how the ranks agree.
-        tell: progress.
-        rounds: how often the arms take turns.
+        arms: the arms; the first is the one without communication.
+        control: agreement between the ranks.
+        tell: reports progress.
+        rounds: number of turns of each arm.
         steps: timed steps of one turn; one untimed step goes before them.
         tiny: smoke-size models.
 
@@ -80,7 +80,7 @@ def run_train(
         _check(built, control, name)
         times: dict[str, list[list[float]]] = {arm.name: [] for arm in built}
         for turn in range(rounds):
-            # Back and forth, so that a machine that slows down does so for all of them.
+            # Alternate the order, so that a machine that slows down affects all arms.
             for place, arm in enumerate(built if turn % 2 == 0 else built[::-1]):
                 tell(done + (turn + 1) * len(arms) + place, total, f"{name}: round {turn + 1} of {rounds}, {arm.name}")
                 times[arm.name].append(_measure(arm, control, steps))
@@ -92,7 +92,7 @@ def run_train(
 
 
 def time_steps(arm: Arm, steps: int) -> list[float]:
-    """Return how many seconds each of some steps took."""
+    """Return the seconds of each of some steps."""
     if arm.times is not None:
         return arm.times(steps)
     clock = time.perf_counter
@@ -130,7 +130,7 @@ def _check(arms: Sequence[Arm], control: Agreement, name: str) -> None:
 
 
 def _row(name: str, arms: Sequence[Arm], times: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Step times, and for each arm what it takes beyond no communication (median over paired rounds)."""
+    """Return step times, and for each arm its time beyond no communication (median over paired rounds)."""
     results: dict[str, dict[str, float]] = {}
     for arm in arms:
         base = arm.base or arms[0].name

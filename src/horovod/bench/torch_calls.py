@@ -52,7 +52,7 @@ class Ours(_Tensors):
     """horovod on ordinary tensors, or on tensors in the arena (``hvd.empty``).
 
     Args:
-        control: how the ranks agree.
+        control: agreement between the ranks.
         arena: whether the tensors live in the arena.
     """
 
@@ -90,7 +90,7 @@ class Gloo(_Tensors):
     """torch.distributed over Gloo.
 
     Args:
-        control: how the ranks agree.
+        control: agreement between the ranks.
     """
 
     def __init__(self, control: Agreement) -> None:

@@ -1,4 +1,4 @@
-"""Interface of a framework; all other code of the bindings is written once, over it."""
+"""Interface that each framework implements; the other code of the bindings is written once, on top of it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ __all__ = ["Adapter", "DeviceTensors", "StagedTensors", "TensorTransfer"]
 
 
 class TensorTransfer(Protocol):
-    """Passes the tensors of one operation on from a device, and the results back."""
+    """Moves the tensors of one operation from a device to the engine, and the results back."""
 
     def before(self) -> None:
-        """Block until the tensors are there; called by the thread that executes the operation."""
+        """Block until the tensors are ready; called by the thread that executes the operation."""
 
     def after(self, outputs: Sequence[Buffer]) -> None:
-        """Take the results; called by the thread that executed it."""
+        """Take the results; called by the thread that executed the operation."""
 
     def collect(self) -> Sequence[Any]:
         """Return the results."""
 
 
 class DeviceTensors(TensorTransfer, Protocol):
-    """Hands the tensors of one operation over where they are."""
+    """Passes the tensors of one operation on without leaving their device."""
 
     @property
     def buffers(self) -> Sequence[Buffer]:
         """Contiguous aliases of the tensors, or copies on their device."""
 
     def begin(self) -> None:
-        """Note that the caller has put all in its way that writes them."""
+        """Note that the caller has queued all work that writes the tensors."""
 
 
 class StagedTensors(TensorTransfer, Protocol):
-    """Brings the tensors of one operation to host memory, and the results back to the device."""
+    """Copies the tensors of one operation to host memory, and the results back to the device."""
 
     @property
     def hosts(self) -> Sequence[Buffer]:
@@ -43,12 +43,12 @@ class StagedTensors(TensorTransfer, Protocol):
 
 
 class Adapter(Protocol):
-    """A framework, as the collectives see it; kept small.
+    """Functions that the collectives need from a framework; kept small.
 
     Attributes:
-        name: of the framework.
-        kernels: name of the kernels that understand its buffers.
-        writable: whether tensors can be written in place; if not, collectives in place are refused.
+        name: name of the framework.
+        kernels: name of the kernels that process its buffers.
+        writable: whether tensors can be written in place; if False, in-place collectives are refused.
     """
 
     name: str
@@ -56,20 +56,20 @@ class Adapter(Protocol):
     writable: bool
 
     def buffer(self, tensor: Any) -> Buffer | None:
-        """Return a contiguous alias of ``tensor`` without gradient history, to read; None if it is not contiguous
+        """Return a contiguous alias of ``tensor`` for reading, without gradient history; None if it is not contiguous
         or not in host memory.
 
         Raises:
-            TypeError: it is no tensor of this framework.
-            ValueError: it is one that cannot be sent, such as a sparse one.
+            TypeError: ``tensor`` is no tensor of this framework.
+            ValueError: this kind of tensor cannot be sent, such as a sparse one.
         """
 
     def target(self, tensor: Any) -> Buffer | None:
-        """Return ``buffer(tensor)`` for an operation in place, which writes it; never called if not ``writable``.
+        """Return ``buffer(tensor)`` for writing by an in-place operation; never called if not ``writable``.
 
         Raises:
-            TypeError: as ``buffer``.
-            ValueError: as ``buffer``, or this tensor cannot be written.
+            TypeError: as for ``buffer``.
+            ValueError: as for ``buffer``, or this tensor cannot be written.
         """
 
     def wrap(self, buffer: Buffer) -> Any:
@@ -82,10 +82,10 @@ class Adapter(Protocol):
         """Return ``cpu``, or the framework's name of the device."""
 
     def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> StagedTensors:
-        """Begin to bring tensors of a device to the host."""
+        """Start to copy tensors from a device to the host."""
 
     def passed(self, tensors: Sequence[Any]) -> DeviceTensors:
-        """Begin to hand tensors of a device over where they are."""
+        """Start to pass device tensors on without leaving their device."""
 
     def contiguous(self, tensor: Any) -> Buffer:
         """Return a contiguous copy, on the same device."""
@@ -94,19 +94,19 @@ class Adapter(Protocol):
         """Copy ``buffer`` over ``tensor``, which need not be contiguous."""
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Buffer) -> Buffer:
-        """Return an uninitialised buffer for a result, on the device of ``like``; aligned as ``wrap`` needs it."""
+        """Return an uninitialised result buffer on the device of ``like``, with the alignment that ``wrap`` needs."""
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Buffer:
-        """Return a buffer over memory of the arena, which it keeps alive."""
+        """Return a buffer over memory of the arena; the buffer keeps the memory alive."""
 
     def dtype_name(self, dtype: Any) -> str:
-        """Return the canonical name of a dtype of the framework; None is its default."""
+        """Return the canonical name of a framework dtype; None means the framework's default dtype."""
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return the splits of an alltoall as numbers.
+        """Return the splits of an alltoall as integers.
 
         Raises:
-            ValueError: they are no integers.
+            ValueError: the splits are no integers.
         """
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> Any:

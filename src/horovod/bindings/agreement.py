@@ -1,4 +1,4 @@
-"""Check that all ranks pass the same tensors, before they wait for each other over each of them."""
+"""Check that all ranks pass the same tensors, before a collective on each tensor makes them wait for each other."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _comm = Collectives(NumpyAdapter())
 
 
 def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, remedy: str = _SAME_MODEL) -> None:
-    """Return when every rank has the same names, in any order.
+    """Check that every rank has the same names, in any order.
 
     Collective over ``process_set``; ranks that joined take no part.
 
     Args:
         call: the function that the user called, the same on every rank.
-        names: of its tensors.
+        names: names of the tensors.
         process_set: ranks that take part.
-        remedy: the last sentence of the error: what the user can do.
+        remedy: the last sentence of the error: advice for the user.
 
     Raises:
-        MismatchError: some names are missing on some ranks; on every rank.
+        MismatchError: some names are missing on some ranks; raised on every rank.
         PeerLostError: a rank died.
     """
     ordered = sorted(names)
@@ -43,17 +43,17 @@ def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, rem
 
 
 def agree_on_count(call: str, names: Sequence[str], process_set: ProcessSet) -> None:
-    """Return when every rank has the same number of tensors; they are matched by position, so names may differ.
+    """Check that every rank has the same number of tensors; they are matched by position, so names may differ.
 
     Collective over ``process_set``; ranks that joined take no part.
 
     Args:
         call: the function that the user called, the same on every rank.
-        names: of its tensors; the error names those that other ranks lack.
+        names: names of the tensors; the error lists the names that other ranks lack.
         process_set: ranks that take part.
 
     Raises:
-        MismatchError: some ranks have more than others; on every rank.
+        MismatchError: some ranks have more tensors than others; raised on every rank.
         PeerLostError: a rank died.
     """
     _agree(call, [len(names)], sorted(names), process_set, _SAME_MODEL)
@@ -64,7 +64,7 @@ def _agree(call: str, values: list[int], ordered: list[str], process_set: Proces
     rows = _comm.allgather(row, name=f"{call}.names", process_set=process_set)
     if (rows == row).all():
         return
-    # The names themselves travel only in this case.
+    # Send the names only when the ranks disagree.
     everywhere = allgather_object((_comm.rank(), ordered), f"{call}.names.difference", process_set)
     place = callsite.here()
     text = f"{_difference(call, dict(everywhere))}\n{remedy}"

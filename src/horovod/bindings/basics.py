@@ -1,4 +1,4 @@
-"""Horovod's class ``HorovodBasics``: what needs no framework, and the private names that others call."""
+"""Horovod's class ``HorovodBasics``: functions that need no framework, and private names that other code calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics(JobFunctions):
-    """Horovod's class of this name.
+    """Implements Horovod's class of the same name.
 
     Args:
-        pkg_path: accepted; there is no library to load.
-        *args: accepted.
+        pkg_path: accepted and ignored: there is no library to load.
+        *args: accepted and ignored.
     """
 
     Average: ClassVar[int] = ReduceOp.AVERAGE

@@ -1,6 +1,6 @@
 """The collectives of Horovod's API, written once over an ``Adapter``.
 
-Each collective is described by one function; ``variants`` derives its forms, and ``submission`` carries them out.
+One function describes each collective; ``variants`` derives its forms, and ``submission`` runs them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _allreduce(
     Raises:
         MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
         PeerLostError: a rank died.
-        ValueError: the call is wrong by itself.
+        ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all ranks called.
@@ -55,7 +55,7 @@ def _reducescatter(
     """Combine a tensor over all ranks and return this rank's rows of the result.
 
     Args:
-        tensor: same shape and dtype on every rank; of an uneven number of rows the first ranks get one more.
+        tensor: same shape and dtype on every rank; if the rows do not divide evenly, the first ranks get one more.
         name: key of the match; ``None`` matches in the order of the calls.
         op: Average (the default), Sum, Min, Max or Product.
         process_set: ranks that take part; this rank must be one of them.
@@ -65,7 +65,7 @@ def _reducescatter(
     Raises:
         MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
         PeerLostError: a rank died.
-        ValueError: the call is wrong by itself.
+        ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all ranks called.
@@ -83,9 +83,9 @@ def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = g
         process_set: ranks that take part; this rank must be one of them.
 
     Raises:
-        MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
+        MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value.
         PeerLostError: a rank died.
-        ValueError: the call is wrong by itself.
+        ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all ranks called.
@@ -100,14 +100,14 @@ def _broadcast(
 
     Args:
         tensor: same shape and dtype on every rank; is not changed.
-        root_rank: whose values to return; a global rank also within a process set.
+        root_rank: the rank whose values are returned; a global rank also within a process set.
         name: key of the match; ``None`` matches in the order of the calls.
         process_set: ranks that take part; this rank must be one of them.
 
     Raises:
         MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
         PeerLostError: a rank died.
-        ValueError: the call is wrong by itself.
+        ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all ranks called.
@@ -116,10 +116,10 @@ def _broadcast(
 
 
 def check_root(root_rank: Any) -> int:
-    """Return a root rank as a number.
+    """Return a root rank as an integer.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: ``root_rank`` is no integer.
     """
     if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__"):
         raise TypeError(f"root_rank must be an integer. Received: {root_rank!r}")
@@ -154,11 +154,11 @@ class Collectives(Submission, JobFunctions):
     def allgather_into_async(
         self, output: Any, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin an allgather of parts of one shape into memory that is there; ``synchronize`` returns it.
+        """Start an allgather of equally shaped parts into existing memory; ``synchronize`` returns ``output``.
 
         Args:
-            output: contiguous, on the host, as long as all parts together.
-            tensor: this rank's part, or this rank's part of ``output`` itself.
+            output: contiguous host tensor, as long as all parts together.
+            tensor: this rank's part; may be this rank's part of ``output`` itself.
             name: key of the match; ``None`` matches in the order of the calls.
             process_set: ranks that take part; this rank must be one of them.
         """
@@ -167,7 +167,7 @@ class Collectives(Submission, JobFunctions):
     def alltoall_async(
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin an alltoall; ``synchronize`` returns (output, received splits). See ``alltoall``."""
+        """Start an alltoall; ``synchronize`` returns (output, received splits). See ``alltoall``."""
         return self._start(self._alltoall(splits, name, process_set), (tensor,))
 
     def _alltoall(self, splits: Any, name: str | None, process_set: ProcessSet) -> Call:
@@ -182,18 +182,18 @@ class Collectives(Submission, JobFunctions):
         """Send the i-th split of the rows to the i-th rank.
 
         Args:
-            tensor: rows; the dimensions behind the first agree on all ranks.
-            splits: how many rows go to each rank; ``None`` means the same number to all.
+            tensor: rows; the dimensions after the first agree on all ranks.
+            splits: number of rows for each rank; ``None`` means the same number for all.
             name: key of the match; ``None`` matches in the order of the calls.
             process_set: ranks that take part; this rank must be one of them.
 
         Returns:
-            The received rows in rank order; with ``splits`` also how many came from each rank.
+            The received rows in rank order; with ``splits`` also the number of rows received from each rank.
 
         Raises:
-            MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
+            MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value.
             PeerLostError: a rank died.
-            ValueError: the call is wrong by itself.
+            ValueError: an argument of this rank is invalid.
             NotInitializedError: ``init()`` was not called.
 
         Blocks until all ranks called.
@@ -204,7 +204,7 @@ class Collectives(Submission, JobFunctions):
         return self.synchronize(self._start(how, (tensor,)))
 
     def barrier(self, process_set: ProcessSet = global_process_set) -> None:
-        """Return when every rank has called.
+        """Block until every rank has called.
 
         Args:
             process_set: ranks that take part; this rank must be one of them.
@@ -212,10 +212,10 @@ class Collectives(Submission, JobFunctions):
         self._run(call(Kind.BARRIER, None, id_of(process_set)), ())
 
     def join(self, device: int = -1) -> int:
-        """Take no part in what the others still do; return when all ranks have joined.
+        """Take no part in later operations of the other ranks; return when all ranks have joined.
 
         Args:
-            device: accepted for Horovod's sake.
+            device: accepted for compatibility with Horovod; ignored.
 
         Returns:
             The rank that joined last.

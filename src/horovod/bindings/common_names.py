@@ -1,7 +1,7 @@
 """Names that every framework's module has: rank and size, process sets, reductions, build information.
 
-A framework's module takes it over with ``import *`` and ``__all__ += common_names.__all__``, which is as much as mypy,
-pyright and editors follow; a list that is computed they do not.
+A framework's module re-exports them with ``import *`` and ``__all__ += common_names.__all__``. mypy, pyright and
+editors understand this form; they do not understand a computed list.
 """
 
 from __future__ import annotations

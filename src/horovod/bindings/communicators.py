@@ -1,4 +1,4 @@
-"""Communicators of mpi4py as jobs and process sets, for scripts that have loaded it; nothing here imports it."""
+"""Use mpi4py communicators as jobs and process sets if the script has loaded mpi4py; this module never imports it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check_start(comm: Any) -> None:
     """Refuse communicators if MPI did not start the job: each rank's MPI then has one process only.
 
     Args:
-        comm: what the job is to be made of; MPI.COMM_WORLD when None. MPI.COMM_SELF is always a job of one.
+        comm: communicator that forms the job; MPI.COMM_WORLD when None. MPI.COMM_SELF is always a job of one rank.
 
     Raises:
-        ValueError: MPI's world is one process, the job is not.
+        ValueError: MPI's world has one process, but the job has more.
     """
     mpi = sys.modules["mpi4py.MPI"]
     if mpi.COMM_WORLD.Get_size() > 1 or comm == mpi.COMM_SELF:
@@ -41,9 +41,9 @@ def check_start(comm: Any) -> None:
 
 
 def world_of(comm: Any) -> World:
-    """Return this process's place in a job of the processes of a communicator.
+    """Return this process's place in the job that a communicator's processes form.
 
-    Name and key of the job are drawn by its rank 0 and sent over MPI.
+    Rank 0 draws the job's name and key at random and sends them over MPI.
 
     Args:
         comm: an intracommunicator of mpi4py.
@@ -51,7 +51,7 @@ def world_of(comm: Any) -> World:
     Raises:
         ValueError: another kind of communicator, or one without this process.
 
-    Blocks until all of its processes called.
+    Blocks until all processes of ``comm`` called.
     """
     mpi = sys.modules["mpi4py.MPI"]
     if comm == mpi.COMM_NULL:
@@ -77,7 +77,7 @@ def ranks_in(comm: Any, base: Any) -> list[int]:
 
     Args:
         comm: a communicator of mpi4py; COMM_NULL has no processes.
-        base: another one; MPI.COMM_WORLD when None.
+        base: another communicator; MPI.COMM_WORLD when None.
 
     Raises:
         ValueError: a process of ``comm`` is not in ``base``.
@@ -95,10 +95,10 @@ def ranks_in(comm: Any, base: Any) -> list[int]:
 
 
 def all_sets(ranks: Sequence[Sequence[int]], base: Any) -> list[list[int]]:
-    """Return the process sets that any process names, each once, in an order that is the same everywhere.
+    """Return the process sets that any process names, each once, in the same order on every process.
 
     Args:
-        ranks: those of this process.
+        ranks: process sets that this process names.
         base: communicator of the job; MPI.COMM_WORLD when None.
 
     Blocks until all processes called.

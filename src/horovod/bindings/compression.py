@@ -35,12 +35,12 @@ __all__ = [
 
 @singledispatch
 def cast(tensor: Any, dtype: str) -> Any:
-    """Return ``tensor`` as the dtype of this name; a framework without ``astype`` registers its own function."""
+    """Return ``tensor`` cast to the named dtype; a framework without ``astype`` registers its own function."""
     return tensor.astype(dtype)
 
 
 class Compressor:
-    """Interface of a compressor without state. The methods are called on the class: no instance is made."""
+    """Interface of a compressor without state. The methods are called on the class; no instance is created."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -68,23 +68,23 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends some floating-point dtypes as another one; tensors of other dtypes as they are."""
+    """Casts some floating-point dtypes to another one for sending; sends tensors of other dtypes unchanged."""
 
-    #: Name of the dtype that is sent.
+    #: Name of the dtype on the wire.
     wire_dtype: ClassVar[str]
-    #: Names of the dtypes that are cast to it.
+    #: Names of the dtypes that are cast to ``wire_dtype``.
     from_dtypes: ClassVar[frozenset[str]]
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return ``tensor`` as ``wire_dtype``, and the name of its own dtype; ``None`` where nothing was cast."""
-        # torch.float32 has no name; its text ends with it.
+        """Return ``tensor`` cast to ``wire_dtype``, and the name of its own dtype; ``None`` if nothing was cast."""
+        # A torch dtype has no ``name``; its str() ends with the name, as in "torch.float32".
         name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).rpartition(".")[2]
         return (cast(tensor, cls.wire_dtype), name) if name in cls.from_dtypes else (tensor, None)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Return ``tensor`` in the dtype that it had."""
+        """Return ``tensor`` cast back to its original dtype."""
         return tensor if ctx is None else cast(tensor, ctx)
 
 
@@ -103,7 +103,7 @@ class BF16Compressor(CastCompressor):
 
 
 class Compression:
-    """The compressors that are included; pass one as ``compression=hvd.Compression.fp16``."""
+    """The built-in compressors; pass one as ``compression=hvd.Compression.fp16``."""
 
     none: ClassVar[type[Compressor]] = NoneCompressor
     fp16: ClassVar[type[Compressor]] = FP16Compressor
@@ -111,14 +111,14 @@ class Compression:
 
 
 class BucketCompressor:
-    """Base of compressors that work on whole buckets of gradients, and keep a state for each of them.
+    """Base of compressors that work on whole buckets of gradients and keep a state for each bucket.
 
     A subclass defines ``name``, ``compress`` and ``decompress``. Compressed tensors are reduced like gradients, so
     they must have the same shape, dtype and meaning on all ranks. Each rank has its own states, and saves them itself.
     Make one object for each optimizer.
 
     A collective inside ``compress`` needs a name that begins with ``self.bucket``, because ranks may compress their
-    buckets in different orders. If their orders do differ, a blocking one raises DeadlockError.
+    buckets in different orders. If the orders do differ, a blocking collective raises DeadlockError.
 
     Attributes:
         bucket: name of the bucket that is being compressed or decompressed; the same on all ranks.
@@ -126,7 +126,7 @@ class BucketCompressor:
 
     bucket: str = ""
 
-    #: Stands in ``state_dict()``, so that no other compressor loads it.
+    #: Saved in ``state_dict()``, so that no other compressor loads this state.
     name: ClassVar[str] = ""
 
     def compress(self, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
@@ -134,7 +134,7 @@ class BucketCompressor:
 
         Args:
             tensor: the gradients of the bucket, flat, with zeros between them; read only.
-            state: of this bucket; empty in its first step. Write what the next step needs.
+            state: state of this bucket; empty in its first step. Store values for the next step here.
         """
         raise NotImplementedError
 
@@ -146,12 +146,12 @@ class BucketCompressor:
         """Call ``compress`` for a bucket.
 
         Args:
-            bucket: its name, the same on all ranks.
+            bucket: name of the bucket, the same on all ranks.
             tensor: as for ``compress``.
             state: as for ``compress``.
 
         Raises:
-            RequestError: it used an unnamed collective, or returned something else than a pair.
+            RequestError: ``compress`` used an unnamed collective, or did not return a pair.
         """
         self.bucket = bucket
         with named_only(
@@ -164,7 +164,7 @@ class BucketCompressor:
         """Call ``decompress`` for a bucket of ``count`` elements.
 
         Raises:
-            RequestError: it returned something else than a tensor of ``count`` elements.
+            RequestError: ``decompress`` did not return a tensor of ``count`` elements.
         """
         self.bucket = bucket
         found = self.decompress(tensor, ctx, state)
@@ -181,7 +181,7 @@ class BucketCompressor:
         """Note which optimizer uses this object.
 
         Raises:
-            RequestError: another one does, which would mix up the states of their buckets.
+            RequestError: another optimizer uses it too; the states of their buckets would get mixed up.
         """
         other = self.__dict__.get("_owner", lambda: None)()
         if other not in (None, owner):
@@ -189,11 +189,11 @@ class BucketCompressor:
         self.__dict__["_owner"] = weakref.ref(owner)
 
     def state_of(self, bucket: str, places: int) -> dict[str, Any]:
-        """Return the state of a bucket; an empty one if that of this name is for other gradients.
+        """Return the state of a bucket; an empty state if the stored one belongs to other gradients.
 
         Args:
-            bucket: its name.
-            places: checksum of which gradients lie where in it.
+            bucket: name of the bucket.
+            places: checksum of the names and positions of the gradients in the bucket.
         """
         known, state = self._buckets.get(bucket, (places, {}))
         if known != places:
@@ -206,17 +206,17 @@ class BucketCompressor:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all buckets of this rank, to save beside the optimizer's."""
+        """Return the states of all buckets of this rank, to be saved together with the optimizer's state."""
         return {"name": self.name, "buckets": dict(self._buckets)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load states, between steps.
+        """Load states; call it between steps.
 
         Args:
-            state_dict: as ``state_dict()`` gave it on this rank.
+            state_dict: result of ``state_dict()`` on this rank.
 
         Raises:
-            RequestError: it is of another compressor.
+            RequestError: the state belongs to another compressor.
         """
         if state_dict.get("name") != self.name:
             raise wrong_argument(f"this state is of the compressor {state_dict.get('name')!r}, not of {self.name!r}")
@@ -235,7 +235,7 @@ def check_compression(compression: Any, buckets: bool = False) -> None:
     """Raise RequestError unless ``compression`` is a compressor.
 
     Args:
-        compression: what the user gave.
+        compression: the user's argument.
         buckets: whether a ``BucketCompressor`` is allowed.
     """
     if isinstance(compression, type) and issubclass(compression, BucketCompressor):
@@ -266,7 +266,7 @@ def decompress(compression: Any, wires: Sequence[Any], contexts: Sequence[Any]) 
 
 
 def _pair(compression: Any, found: Any) -> tuple[Any, Any]:
-    """Return what ``compress`` of a compressor has returned, if it is a pair that begins with a tensor."""
+    """Return the result of a compressor's ``compress`` if it is a pair that begins with a tensor; else raise."""
     if isinstance(found, tuple) and len(found) == 2 and hasattr(found[0], "dtype"):
         return found
     name = getattr(compression, "name", "") or getattr(compression, "__name__", type(compression).__name__)

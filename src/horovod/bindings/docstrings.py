@@ -1,4 +1,4 @@
-"""Docstrings of functions that several frameworks have: what is the same in all of them is written once."""
+"""Docstrings of functions that several frameworks share: common parts are written once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["explained_like"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Parameters that only some frameworks have, with one meaning wherever they are.
+#: Parameters that only some frameworks have, always with the same meaning.
 _PARAMETERS = {
     "compression": "how to send it, such as ``Compression.fp16``.",
     "device_dense": "accepted; tensors travel through host memory.",
@@ -25,7 +25,7 @@ _ORDER = ("", "Args", "Returns", "Raises", "Blocks")
 def explained_like(other: Callable[..., Any], **parameters: str) -> Callable[[F], F]:
     """Return a decorator that completes a docstring with that of another function.
 
-    ``Args`` are made for all parameters; ``Raises`` and ``Blocks`` are taken over where there are none.
+    ``Args`` are generated for all parameters; ``Raises`` and ``Blocks`` are copied if the docstring has none.
 
     Args:
         other: explains parameters and errors that both functions have.
@@ -45,7 +45,7 @@ def explained_like(other: Callable[..., Any], **parameters: str) -> Callable[[F]
 
 
 def _sections(docstring: str) -> dict[str, str]:
-    """Return the sections of a docstring by their titles; what comes before them has none."""
+    """Return the sections of a docstring by their titles; the text before them has an empty title."""
     found: dict[str, str] = {}
     for part in inspect.cleandoc(docstring).split("\n\n"):
         title = re.match(r"(Args|Returns|Raises):\n|(Blocks)\b", part)

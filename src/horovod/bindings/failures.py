@@ -1,4 +1,4 @@
-"""Errors of collectives inside compiled programs: a framework passes on their text only, so they are kept here."""
+"""Keeps errors of collectives inside compiled programs, because the framework passes on only their text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _kept: list[BaseException] = []
 
 
 def remember(error: BaseException) -> None:
-    """Keep an error that is about to go through a framework."""
+    """Keep an error before it is raised through a framework."""
     with _lock:
         _kept.append(error)
         del _kept[:-_LIMIT]
@@ -31,14 +31,14 @@ def _original(error: BaseException) -> BaseException | None:
 
 @contextmanager
 def typed(kinds: tuple[type[BaseException], ...]) -> Iterator[None]:
-    """Raise what a collective raised, where a framework made another error of its text.
+    """Raise the original error of a collective if a framework converted it into its own error.
 
     Args:
-        kinds: errors of the framework.
+        kinds: error types of the framework.
 
     Raises:
         HorovodInternalError: a collective failed; the framework's error is its ``__cause__``.
-        KeyboardInterrupt: it was interrupted.
+        KeyboardInterrupt: the user interrupted the collective.
     """
     try:
         yield

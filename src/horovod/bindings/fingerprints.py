@@ -1,4 +1,4 @@
-"""Whether the ranks train the same model: fingerprints of parameters, compared once in the first step."""
+"""Check that the ranks train the same model: compare fingerprints of parameters once, in the first step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from horovod.phrases import few
 
 __all__ = ["compare_once", "digest", "fingerprint"]
 
-#: Number of elements of each parameter that are compared: a model that was not broadcast differs there already.
+#: Number of elements compared per parameter: enough to detect a model that was not broadcast.
 _LOOK_AT = 1024
-#: Bytes that ``digest`` adds to each other.
+#: Bytes per row; ``digest`` adds the rows up.
 _ROW = 1 << 15
 _INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -29,10 +29,10 @@ _compared: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary(
 
 
 def fingerprint(array: Any) -> int:
-    """Return a number for the first values of an array, the same wherever these have the same bits.
+    """Return a number that depends only on the bits of an array's first values.
 
     Args:
-        array: of numpy; of any dtype.
+        array: numpy array of any dtype.
     """
     first = np.ascontiguousarray(array.reshape(-1)[:_LOOK_AT])
     width = first.dtype.itemsize
@@ -44,28 +44,28 @@ def compare_once(
     name: str, names: Sequence[str], arrays: Callable[[], Sequence[Any]], remedy: str, process_set: ProcessSet,
     warn: Callable[..., None] | None = None,
 ) -> None:  # fmt: skip
-    """Compare parameters over the ranks, the first time that this is called for ``name`` and ``names`` in a job.
+    """Compare parameters across ranks, at the first call with ``name`` and ``names`` in a job.
 
-    The first member warns if they differ because they were not broadcast. After a join() nothing is compared: ranks
-    that had less data may call for the first time then, when the others have called before.
+    The first member warns if they differ because they were not broadcast. After a join() nothing is compared: a rank
+    with less data may then make its first call when the others have made theirs already.
 
     Args:
         name: key of the match.
-        names: of the parameters; how many there are is the same on all ranks.
-        arrays: gives the parameters as numpy arrays.
-        remedy: what to call, and on what.
+        names: names of the parameters; the same number on all ranks.
+        arrays: returns the parameters as numpy arrays.
+        remedy: the call, with its arguments, that the warning recommends.
         process_set: ranks that take part.
-        warn: takes the warning instead of the log.
+        warn: receives the warning; the log does when None.
 
     Raises:
         MismatchError: ranks have different numbers of parameters.
         PeerLostError: a rank died.
 
-    Blocks, the first time, until all members called.
+    Blocks at the first call until all members called.
     """
     done = _compared.setdefault(context.engine(), set())
     key = (name, tuple(names), process_set.process_set_id)
-    # In an elastic job newcomers would compare what the others have compared before; there the state brings the values.
+    # In an elastic job new ranks would compare alone; there the state synchronizes the values.
     if key in done or context.join_count() or context.is_elastic():
         return
     done.add(key)
@@ -85,16 +85,16 @@ def compare_once(
 
 
 def digest(arrays: Iterable[Any]) -> str:
-    """Return a text that is the same for arrays with the same bits, and takes little more time than to read them.
+    """Return a hash of arrays' bits, in little more time than reading them takes.
 
     Args:
-        arrays: of numpy; of any dtype.
+        arrays: numpy arrays of any dtype.
     """
     whole = hashlib.blake2b(digest_size=16)
     for array in arrays:
         words = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         whole.update(f"{array.dtype}{array.shape}".encode())
-        # Rows are added up, so that a fast sum reads what a slow hash would.
+        # Add rows up first: a sum reads memory faster than the hash does.
         end = len(words) // _ROW * _ROW
         if end:
             whole.update(words[:end].view(np.uint64).reshape(-1, _ROW // 8).sum(0, dtype=np.uint64).data)

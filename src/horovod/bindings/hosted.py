@@ -1,4 +1,4 @@
-"""A rank for the time of one call, in a process that belongs to another system, such as a worker of Dask or Ray."""
+"""Run one call as a rank inside a process of another system, such as a worker of Dask or Ray."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["call_guarded", "call_hosted", "hosted_rank", "refuse_second_run"]
 
 
 def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
-    """Raise if this rank has run before: systems that run tasks of a lost process again must not do so with ranks.
+    """Raise if this rank has run before: a system that reruns tasks of a lost process must not rerun a rank.
 
     Args:
-        variables: of the rank, as ``launch.workers.WorkerJob`` made them.
-        again: what to call for another try, such as "horovod.dask.run".
+        variables: the rank's environment variables from ``launch.workers.WorkerJob``.
+        again: function to call for a retry, such as "horovod.dask.run".
 
     Raises:
-        LaunchError: it has.
-        TimeoutError: the job service does not answer, such as that of a job that is over.
+        LaunchError: the rank has run before.
+        TimeoutError: the job service does not answer, for example because the job is over.
 
     Blocks until the job service has answered.
     """
@@ -39,10 +39,10 @@ def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
 
 @contextmanager
 def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
-    """Be a rank inside of the context; at its end leave the job, and restore the environment.
+    """Make this process a rank inside the context; at its end leave the job and restore the environment.
 
     Args:
-        variables: of the rank, as ``launch.workers`` made them.
+        variables: the rank's environment variables from ``launch.workers``.
 
     Raises:
         LaunchError: this process is a rank of another job.
@@ -65,16 +65,16 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
 def call_hosted(
     variables: Mapping[str, str], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Be a rank for one call, and return its result; see ``call_guarded``.
+    """Call a function as a rank, and return its result; see ``call_guarded``.
 
     Args:
-        variables: of the rank, as ``launch.workers`` made them.
-        func: what to call.
-        args: its arguments.
-        kwargs: its named arguments.
+        variables: the rank's environment variables from ``launch.workers``.
+        func: the function to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        LaunchError: this process is a rank of another job, or the function wanted to end the process.
+        LaunchError: this process is a rank of another job, or the function called ``sys.exit`` with an error.
         Exception: as ``func`` raised it.
     """
     with hosted_rank(variables):
@@ -82,19 +82,19 @@ def call_hosted(
 
 
 def call_guarded(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function that must not end this process, and return its result.
+    """Call a function and return its result; do not let it end this process.
 
     Args:
-        func: what to call.
-        args: its arguments.
-        kwargs: its named arguments.
+        func: the function to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Returns:
-        Its result; None if it ended with ``sys.exit(0)``, as in a rank that has left an elastic job.
+        Its result; None if it called ``sys.exit(0)``, as a rank does that leaves an elastic job.
 
     Raises:
-        LaunchError: the function ended with another ``sys.exit``.
-        Exception: as ``func`` raised it. This process has left its job then, so that no rank waits for it.
+        LaunchError: the function called ``sys.exit`` with an error.
+        Exception: as ``func`` raised it; this process has left its job first, so that no rank waits for it.
     """
     try:
         return func(*args, **kwargs)

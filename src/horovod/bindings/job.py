@@ -25,7 +25,7 @@ class JobFunctions:
     shutdown = staticmethod(sets.shutdown)
 
     def is_initialized(self) -> bool:
-        """Return whether ``init()`` was called, and ``shutdown()`` not."""
+        """Return whether ``init()`` was called, without a later ``shutdown()``."""
         return context.is_initialized()
 
     def size(self) -> int:
@@ -33,7 +33,7 @@ class JobFunctions:
         return _world().size
 
     def rank(self) -> int:
-        """Return the number of this rank."""
+        """Return this process's rank."""
         return _world().rank
 
     def local_size(self) -> int:
@@ -41,15 +41,15 @@ class JobFunctions:
         return _world().local_size
 
     def local_rank(self) -> int:
-        """Return the number of this rank among those of its host."""
+        """Return this process's index among the ranks of its host."""
         return _world().local_rank
 
     def cross_size(self) -> int:
-        """Return the number of hosts that have this local rank."""
+        """Return the number of hosts that have a rank with this local rank."""
         return _world().cross_size
 
     def cross_rank(self) -> int:
-        """Return the number of this host among those that have this local rank."""
+        """Return this host's index among the hosts that have a rank with this local rank."""
         return _world().cross_rank
 
     def is_homogeneous(self) -> bool:
@@ -58,13 +58,13 @@ class JobFunctions:
         return world.size == world.local_size * world.cross_size
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-        """Begin to record the operations of all ranks in one file, which chrome://tracing and Perfetto show.
+        """Start to record the operations of all ranks in one file for chrome://tracing and Perfetto.
 
-        Rank 0 writes; it is enough, and no harm if others call too, that rank 0 calls. A recording under way ends.
+        Rank 0 must call this; calls of other ranks are harmless. A recording in progress ends.
 
         Args:
             file_path: the file on rank 0; an existing one is replaced.
-            mark_cycles: mark each execution across all rows.
+            mark_cycles: whether to mark each execution across all rows.
 
         Raises:
             NotInitializedError: ``init()`` was not called.
@@ -73,17 +73,17 @@ class JobFunctions:
         context.observer().tracer.start(Path(file_path), mark_cycles)
 
     def stop_timeline(self) -> None:
-        """End the recording that ``start_timeline`` or HOROVOD_TIMELINE began, and complete the file; on rank 0.
+        """End the recording that ``start_timeline`` or HOROVOD_TIMELINE started, and complete the file; on rank 0.
 
         Raises:
             NotInitializedError: ``init()`` was not called.
 
-        Blocks until the other ranks have told what they did, two seconds at most.
+        Blocks until the other ranks have sent their records, two seconds at most.
         """
         context.observer().tracer.stop()
 
     def stats(self) -> Stats:
-        """Return what this rank has done since ``init()``, through resets: operations, bytes, waits, fusion.
+        """Return statistics of this rank since ``init()``, across resets: operations, bytes, waits, fusion.
 
         Raises:
             NotInitializedError: ``init()`` was not called.
@@ -91,7 +91,7 @@ class JobFunctions:
         return context.engine().stats()
 
     def mpi_threads_supported(self) -> bool:
-        """Return False: ranks do not talk through MPI.
+        """Return False: ranks do not communicate through MPI.
 
         Raises:
             NotInitializedError: ``init()`` was not called.
@@ -100,15 +100,15 @@ class JobFunctions:
         return False
 
     def mpi_built(self) -> bool:
-        """Return False: nothing was built with MPI; where it moves the data, mpi4py brings it."""
+        """Return False: nothing was built with MPI; the optional MPI transport uses mpi4py."""
         return False
 
     def mpi_enabled(self) -> bool:
-        """Return False: ranks do not talk through MPI, even under mpirun."""
+        """Return False: ranks do not communicate through MPI, even under mpirun."""
         return False
 
     def gloo_built(self) -> bool:
-        """Return True: what Horovod does without MPI works, by other means."""
+        """Return True: operations that Horovod runs without MPI work here, through other transports."""
         return True
 
     def gloo_enabled(self) -> bool:
@@ -116,7 +116,7 @@ class JobFunctions:
         return True
 
     def nccl_built(self) -> int:
-        """Return 0: nothing was built with NCCL; with ``HOROVOD_GPU_OPERATIONS=NCCL`` that of torch is used."""
+        """Return 0: nothing was built with NCCL; ``HOROVOD_GPU_OPERATIONS=NCCL`` uses torch's NCCL."""
         return 0
 
     def ddl_built(self) -> bool:
@@ -128,7 +128,7 @@ class JobFunctions:
         return False
 
     def cuda_built(self) -> bool:
-        """Return False: nothing was built with CUDA; tensors of a GPU are torch's business."""
+        """Return False: nothing was built with CUDA; torch handles tensors of a GPU."""
         return False
 
     def rocm_built(self) -> bool:

@@ -1,4 +1,4 @@
-"""The adapter of numpy arrays, and of frameworks whose tensors cannot be written but read as numpy arrays."""
+"""Adapter of numpy arrays, and of frameworks with immutable tensors that can be read as numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["ImmutableAdapter", "NumpyAdapter", "aligned"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Frameworks adopt memory only at this alignment: the width of the widest vector registers.
+#: Frameworks use foreign memory without a copy only at this alignment: the widest vector register in bytes.
 _ALIGN_BYTES = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return an uninitialised array that begins on a 64-byte boundary, so that any framework can adopt its memory."""
+    """Return an uninitialised 64-byte aligned array, whose memory any framework can use without a copy."""
     kind = numpy_dtype(dtype)
     memory = np.empty(math.prod(shape) * kind.itemsize + _ALIGN_BYTES, np.uint8)
     array: Array = np.ndarray(shape, kind, memory, -memory.ctypes.data % _ALIGN_BYTES)
@@ -62,7 +62,7 @@ class NumpyAdapter:
         return "cpu"
 
     def stage(self, tensors: Sequence[Array], targets: Sequence[Array] | None) -> Any:
-        """Never called: numpy knows no devices."""
+        """Never called: numpy has no devices."""
         raise NotImplementedError
 
     def passed(self, tensors: Sequence[Array]) -> Any:
@@ -91,7 +91,7 @@ class NumpyAdapter:
         return str((numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name)
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return splits as numbers."""
+        """Return splits as integers."""
         array = np.asarray(splits)
         if (array.size and array.dtype.kind not in "iu") or array.ndim != 1:
             raise ValueError(f"splits must be a one-dimensional sequence of integers, received {splits!r}")
@@ -103,9 +103,9 @@ class NumpyAdapter:
 
 
 class ImmutableAdapter(NumpyAdapter):
-    """The base of adapters whose tensors cannot be written, and show their memory to numpy.
+    """Base of adapters with immutable tensors whose memory numpy can read.
 
-    A framework gives ``name``, ``buffer`` and ``wrap``, and what its words for dtypes and splits are.
+    A framework provides ``name``, ``buffer`` and ``wrap``, and its conversions of dtypes and splits.
     """
 
     writable = False
@@ -115,13 +115,13 @@ class ImmutableAdapter(NumpyAdapter):
         raise NotImplementedError
 
     def wrap(self, buffer: Array) -> Any:
-        """Return the framework's tensor over a 64-byte aligned array, which stays as it is from now on."""
+        """Return the framework's tensor over a 64-byte aligned array, which does not change any more."""
         raise NotImplementedError
 
     def contiguous(self, tensor: Any) -> Array:
-        """Return a contiguous copy; ``buffer`` had none to offer."""
+        """Return a contiguous copy; called when ``buffer`` returned None."""
         return np.array(tensor, order="C", copy=True)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
-        """Return an uninitialised array that ``wrap`` can adopt."""
+        """Return an uninitialised array that ``wrap`` can use without a copy."""
         return aligned(shape, dtype)

@@ -1,4 +1,4 @@
-"""Python objects between ranks, for every framework: pickled, then moved as bytes of numpy arrays.
+"""Collectives on Python objects, for every framework: objects are pickled and sent as numpy bytes.
 
 Received bytes are unpickled. That is safe because the rendezvous has authenticated every member.
 """
@@ -25,11 +25,11 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Unpicklable:
-    """Sent by a rank whose object cannot be pickled, so that no rank waits for it.
+    """Replaces an object that cannot be pickled, so that no rank waits for it.
 
     Args:
-        rank: the sender.
-        error: why.
+        rank: rank of the sender.
+        error: error of the pickling.
     """
 
     def __init__(self, rank: int, error: Exception) -> None:
@@ -44,8 +44,8 @@ def broadcast_object(
     Collective over ``process_set``.
 
     Args:
-        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
-        root_rank: global rank that sends.
+        obj: any object that cloudpickle can pickle, also lambdas and local classes; read on the root only.
+        root_rank: global rank of the sender.
         name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
         process_set: ranks that take part.
 
@@ -57,7 +57,7 @@ def broadcast_object(
         MismatchError: ranks named different roots.
         PeerLostError: a rank died.
 
-    Blocks until the object is here.
+    Blocks until the object has arrived.
     """
     sending = _comm.rank() == root_rank
     payload, error = _pickled(obj) if sending else (b"", None)
@@ -77,12 +77,12 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Collective over ``process_set``.
 
     Args:
-        obj: what cloudpickle can pickle; its size may differ between ranks.
+        obj: any object that cloudpickle can pickle; its size may differ between ranks.
         name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
         process_set: ranks that take part.
 
     Returns:
-        The objects in the order of the members' ranks, those of ranks that joined left out.
+        The objects in the order of the members' ranks, without those of ranks that joined.
 
     Raises:
         RequestError: a rank's object cannot be pickled; on every rank.
@@ -93,7 +93,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     payload, error = _pickled(obj)
     stream = io.BytesIO(_comm.allgather(_tensor(payload), name=name, process_set=process_set).data)
     found = []
-    # A pickle knows where it ends, so no lengths need to travel.
+    # A pickle marks its own end, so the ranks need not send lengths.
     while stream.tell() < stream.getbuffer().nbytes:
         found.append(pickle.load(stream))
     if problems := [each.text for each in found if isinstance(each, _Unpicklable)]:

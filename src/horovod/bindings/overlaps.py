@@ -1,4 +1,4 @@
-"""Tensors of one group in place that share memory: tied weights, views of one another. Pure."""
+"""Find tensors of an in-place group that share memory: tied weights, views of each other. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["find_overlaps"]
 
 
 def find_overlaps(places: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Return which places must move away so that no two share a byte, each with one that stays and is in its way.
+    """Return the indices of tensors to copy so that no two share a byte, each with the index of a kept rival.
 
     Args:
-        places: first byte and number of bytes of each.
+        places: address and number of bytes of each tensor.
     """
     moved: dict[int, int] = {}
     end = owner = -1

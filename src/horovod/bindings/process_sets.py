@@ -43,9 +43,9 @@ class ProcessSet:
         ranks_or_comm: global ranks; or a communicator of mpi4py, for ``init(process_sets=[...])``.
 
     Attributes:
-        process_set_id: its number once it is registered, else None.
-        ranks: ascending.
-        mpi_comm: the communicator that it was made of, whose ranks are known after ``init()``, else None.
+        process_set_id: id of the registered set, else None.
+        ranks: global ranks, ascending.
+        mpi_comm: communicator from which it was made, else None; its ranks are known after ``init()``.
 
     Raises:
         ValueError: not a sequence of integers.
@@ -54,7 +54,7 @@ class ProcessSet:
     process_set_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm: Any = None
-    #: Why it is not registered any more.
+    #: Reason why the set is no longer registered.
     _why: str = ""
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -71,14 +71,14 @@ class ProcessSet:
         self.ranks = sorted(int(rank) for rank in ranks)
 
     def size(self) -> int | None:
-        """Return the number of ranks, or None while it is not registered."""
+        """Return the number of ranks, or None while the set is not registered."""
         was_asked()
         if self.process_set_id is None or self.ranks is None:
             return None
         return len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this process's index in the set, or None while it is not registered.
+        """Return this process's index in the set, or None while the set is not registered.
 
         Raises:
             ValueError: this process is no member.
@@ -104,7 +104,7 @@ class ProcessSet:
 
 
 def not_a_member(rank: int, members: Sequence[int]) -> ValueError:
-    """Return the error for asking a process set for the place of a rank that is no member."""
+    """Return the error for a query of a non-member's index in a process set."""
     return ValueError(
         f"Process is not part of provided process set. Rank {rank} is not one of its members, {list_ranks(members)}; "
         "ask included() first"
@@ -118,7 +118,7 @@ def _make_global() -> ProcessSet:
     return whole
 
 
-#: All ranks; its ``ranks`` are known after init().
+#: The set of all ranks; its ``ranks`` are known after init().
 global_process_set = _make_global()
 _registry = SetRegistry()
 _adapter = NumpyAdapter()
@@ -127,34 +127,34 @@ _when_asked: list[Callable[[], None]] = []
 
 
 def at_init(function: Callable[[], None]) -> None:
-    """Call a function in every ``init()`` from now on, whichever framework's that is, when rank and size are known."""
+    """Register a function that every framework's ``init()`` calls once rank and size are known."""
     _at_init.append(function)
 
 
 def when_asked(function: Callable[[], None]) -> None:
-    """Call a function whenever somebody asks for a rank or a number of ranks."""
+    """Register a function that runs at each query of a rank or a number of ranks."""
     _when_asked.append(function)
 
 
 def was_asked() -> None:
-    """Somebody asks for a rank or a number of ranks, and may make it a part of a program."""
+    """Run the ``when_asked`` functions: a rank or size is queried, and may be compiled into a program."""
     for function in _when_asked:
         function()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the job that a launcher started, or make a world of one; does nothing when already done.
+    """Join the job that a launcher started, or form a job of one rank; do nothing if already initialized.
 
     Args:
-        comm: None for all ranks; a list of some, which then form a job of their own and are numbered as they are
-            listed; or a communicator of mpi4py, whose processes form the job.
-        process_sets: sets to register at once, the same list on every rank. A set of all ranks is the global one; a
-            set without ranks is left out. "dynamic" is accepted and changes nothing: sets can always be added later.
+        comm: None for all ranks; a list of ranks, which then form a job of their own, numbered in list order; or an
+            mpi4py communicator, whose processes form the job.
+        process_sets: sets to register immediately, the same list on every rank. A set of all ranks is the global set;
+            a set without ranks is ignored. "dynamic" is accepted without effect: sets can always be added later.
 
     Raises:
         InitError: the environment is contradictory, or the ranks did not find each other.
         ValueError: a process set is given twice, or names ranks that do not exist; this process is not in ``comm``,
-            or runs with another one.
+            or is already initialized with another ``comm``.
         NotImplementedError: process sets made of communicators, in a job made of a list.
 
     Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
@@ -185,7 +185,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         seen.append(ranks)
     for process_set in given:
         ranks = process_set.ranks or []
-        # Jobs of one rank have no odd ranks, and the even ones are all. A second init() finds the sets of the first.
+        # In a one-rank job "all even ranks" is the global set. A second init() finds the sets of the first.
         known = None if is_provisional() else context.engine().sets.find(ranks)
         if known is None and ranks:
             add_process_set(process_set)
@@ -195,7 +195,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _place(comm: Any) -> World | None:
-    """Where ``comm`` puts this process; None for what the launcher says, or when it is in its job already."""
+    """Return this process's place in the job of ``comm``; None for the launcher's, or if already initialized."""
     if comm is None or communicators.is_communicator(comm):
         return None if comm is None or context.is_initialized() else communicators.world_of(comm)
     if not isinstance(comm, Iterable):
@@ -211,7 +211,7 @@ def _place(comm: Any) -> World | None:
 
 
 def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
-    """All sets that any rank has named, since each rank may hold another part of a split."""
+    """Return the sets that any rank named: each rank may hold a different part of a split communicator."""
     for process_set in given:
         if process_set.mpi_comm is not None:
             process_set.ranks = communicators.ranks_in(process_set.mpi_comm, comm)
@@ -228,16 +228,16 @@ def shutdown() -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a process set; collective over all ranks, which call with the same ranks.
+    """Register a process set; collective over all ranks, which must pass the same ranks.
 
     Args:
-        process_set: the set, or its global ranks.
+        process_set: the set, or a list of its global ranks.
 
     Returns:
         The registered set.
 
     Raises:
-        ValueError: such a set exists already, or a rank does not exist.
+        ValueError: a set with these ranks exists already, or a rank does not exist.
         MismatchError: ranks named different sets.
 
     Blocks until all ranks called.
@@ -255,7 +255,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"ranks {outside} do not exist in a job of {engine.size}")
     if process_set.mpi_comm is not None and process_set.ranks is None:
         raise NotImplementedError("a process set made of an MPI communicator is registered by init(process_sets=[...])")
-    # A training function that is called again adds its sets again.
+    # An elastic training function adds its sets again each time it is called.
     if not _registry.takes_again(process_set):
         key = engine.run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
         _registry.note(key, process_set)
@@ -269,7 +269,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set: a registered one; the object can be registered again later.
 
     Returns:
-        False when it is not registered, or holds all ranks; then nothing happens.
+        False when the set is not registered, or is the global set; then nothing happens.
 
     Blocks until all ranks called.
     """
@@ -285,30 +285,30 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Return every registered set's ranks by id."""
+    """Return the ranks of every registered set by its id."""
     return context.engine().sets.as_dict()
 
 
 def not_registered(process_set: ProcessSet) -> str:
-    """Return why a process set cannot be used, and what to do."""
+    """Return an error text: the reason why a process set cannot be used, and the remedy."""
     return process_set._why or (
         f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
     )
 
 
 def is_provisional() -> bool:
-    """Whether the ranks of an elastic job have not met, so that nobody knows who will be there."""
+    """Whether this is an elastic job before its first rendezvous, with unknown members."""
     return not _registry.have_met and context.is_elastic()
 
 
 def renew() -> None:
-    """Register all sets anew, with those of their members that are left, when the ranks of an elastic job have met.
+    """Register all sets again with their surviving members, after a rendezvous of an elastic job.
 
-    Ranks that are new learn from the others which sets there are. Collective.
+    New ranks learn the sets from the others. Collective.
 
     Raises:
-        PeerLostError: a rank died; may be called again after the next meeting.
-        ValueError: a set that was made before the first meeting names ranks that do not exist.
+        PeerLostError: a rank died; call it again after the next rendezvous.
+        ValueError: a set that was made before the first rendezvous names ranks that do not exist.
     """
     world = context.world()
     _registry.have_met = True
@@ -326,7 +326,7 @@ def _register(entry: KnownSet) -> None:
 
 
 def _exchange(own: Any) -> list[Any]:
-    """Return what each rank knows of the sets. Collective."""
+    """Return the description that each rank sent of its sets. Collective."""
     text = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
     call = Call(Kind.ALLGATHER, "allgather.process_sets")
     (whole,) = context.engine().run(call, _adapter, (text,)).outputs

@@ -26,8 +26,8 @@ class Reduction:
 
     Attributes:
         op: the operation.
-        prescale: factor before it.
-        postscale: factor after it.
+        prescale: factor applied before the operation.
+        postscale: factor applied after the operation.
         process_set: ranks that take part.
     """
 
@@ -38,7 +38,7 @@ class Reduction:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The same as arguments of a collective."""
+        """Keyword arguments for a collective."""
         return {
             "op": self.op, "prescale_factor": self.prescale, "postscale_factor": self.postscale,
             "process_set": self.process_set,
@@ -46,10 +46,10 @@ class Reduction:
 
 
 def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
-    """Return the reduction that ``op`` and Horovod's older ``average`` ask for.
+    """Return the reduction that ``op`` or Horovod's older ``average`` selects.
 
     Raises:
-        ValueError: both are given, ``op`` is none of the reductions, or ``average`` is a name or a reduction.
+        ValueError: both are given, ``op`` is no reduction, or ``average`` is a string or a reduction.
     """
     if average is None:
         if isinstance(op, ReduceOp):
@@ -60,7 +60,7 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
             return ReduceOp(op)
         except ValueError:
             raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}") from None
-    given: object = average  # the second argument of Horovod's functions, which is easily taken for another
+    given: object = average  # Horovod's second argument is easily mistaken for another one
     if isinstance(given, (str, ReduceOp)):
         meant = f"name={given!r}" if isinstance(given, str) else f"op=hvd.{given.name.capitalize()}"
         raise ValueError(f"average must be True or False, received {given!r}; did you mean {meant}?")
@@ -71,10 +71,10 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
 
 
 def refuse_adasum(op: ReduceOp) -> ReduceOp:
-    """Return the reduction of a reducescatter.
+    """Return ``op`` if a reducescatter supports it.
 
     Raises:
-        RequestError: it is Adasum.
+        RequestError: ``op`` is Adasum.
     """
     if op is ReduceOp.ADASUM:
         raise RequestError("reducescatter takes Average, Sum, Min, Max or Product. Received: Adasum")

@@ -1,4 +1,4 @@
-"""The process sets of a job, through changes of its members: each keeps its number, which compiled programs hold."""
+"""Process sets of a job across membership changes: each keeps its id, because compiled programs contain the id."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["KnownSet", "SetRegistry"]
 
 @dataclass(eq=False)
 class KnownSet:
-    """A process set as all ranks know it.
+    """Description of a process set, the same on all ranks.
 
     Attributes:
-        key: its number.
-        ranks: ascending; none where all its members are lost.
-        declaration: its place among the sets that were made before the ranks had met; None for a later one.
-        why: why it cannot be used any more, or empty.
-        objects: ``ProcessSet`` objects of this script that stand for it, as long as they live. A training function
-            that is called again makes another one each time.
+        key: id of the set.
+        ranks: ascending; empty if all its members are lost.
+        declaration: its index among the sets made before the first rendezvous; None for a later set.
+        why: reason why it can no longer be used, or empty.
+        objects: living ``ProcessSet`` objects of this script for this set. A training function that is called again
+            makes a new object each time.
     """
 
     key: int
@@ -32,13 +32,13 @@ class KnownSet:
     objects: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     def describe(self) -> None:
-        """Let the objects say what is known here."""
+        """Copy this description to the ``ProcessSet`` objects."""
         for process_set in self.objects:
             process_set.process_set_id = self.key if self.ranks else None
             process_set.ranks, process_set._why = list(self.ranks), self.why
 
     def forget(self) -> None:
-        """Let the objects stand for no set."""
+        """Mark the ``ProcessSet`` objects as unregistered."""
         for process_set in self.objects:
             process_set.process_set_id = None
 
@@ -47,23 +47,23 @@ class SetRegistry:
     """The process sets that were registered.
 
     Attributes:
-        entries: in the order of their registration.
-        have_met: whether the ranks of an elastic job have met, so that sets can be registered with them.
+        entries: descriptions of the sets, in the order of their registration.
+        have_met: whether the first rendezvous of an elastic job is done, so that ranks can register sets.
     """
 
     def __init__(self) -> None:
         self.entries: list[KnownSet] = []
-        self._carried: list[KnownSet] = []  # of an earlier generation, not added again in this one
+        self._carried: list[KnownSet] = []  # sets of an earlier generation, not added again in this one
         self.have_met = self._has_adopted = False
 
     def declare(self, process_set: Any) -> None:
-        """Note a set that is registered when the ranks meet."""
+        """Record a set, to be registered at the first rendezvous."""
         place = sum(entry.declaration is not None for entry in self.entries)
         self.entries.append(KnownSet(len(self.entries) + 1, process_set.ranks, place))
         self.note(self.entries[-1].key, process_set)
 
     def note(self, key: int, process_set: Any) -> None:
-        """Note that an object stands for the set of a number."""
+        """Record that an object refers to the set with this id."""
         entry = next((entry for entry in self.entries if entry.key == key), None)
         if entry is None:
             entry = KnownSet(key, process_set.ranks)
@@ -72,10 +72,10 @@ class SetRegistry:
         entry.describe()
 
     def takes_again(self, process_set: Any) -> bool:
-        """Let an object stand for a set of an earlier generation with the same ranks, once in a generation.
+        """Bind an object to an earlier generation's set with the same ranks; each set only once per generation.
 
         Returns:
-            Whether there is one.
+            Whether there is such a set.
         """
         found = [entry for entry in self._carried if entry.ranks == process_set.ranks]
         if not found:
@@ -93,7 +93,7 @@ class SetRegistry:
         self._carried = [entry for entry in self._carried if entry.key != key]
 
     def clear(self) -> None:
-        """Forget all sets, and that the ranks have met."""
+        """Forget all sets and the rendezvous."""
         for entry in self.entries:
             entry.forget()
         self.entries, self._carried = [], []
@@ -103,16 +103,16 @@ class SetRegistry:
         self, rank: int, previous: Sequence[int], exchange: Callable[[Any], Sequence[Any]],
         register: Callable[[KnownSet], None],
     ) -> None:  # fmt: skip
-        """Register all sets anew, with those of their members that are left. Collective.
+        """Register all sets again with their surviving members. Collective.
 
-        Sets for which no script has an object any more are left out; those that were made before the first meeting
-        stay, since the scripts of new ranks make them, too.
+        Sets without a ``ProcessSet`` object on any rank are dropped. Sets made before the first rendezvous stay,
+        because the scripts of new ranks make them, too.
 
         Args:
-            rank: of this process.
-            previous: by rank, its rank in the generation before; -1 for those that are new.
-            exchange: returns what each rank has passed.
-            register: registers one with the other ranks, with its number.
+            rank: rank of this process.
+            previous: for each rank, its rank in the previous generation; -1 for new ranks.
+            exchange: gathers one value from each rank.
+            register: registers one set, with its id, on all ranks.
         """
         self.have_met, knows = True, self._has_adopted and previous[rank] >= 0
         if knows:
@@ -129,15 +129,15 @@ class SetRegistry:
         self._carried = [entry for entry in self.entries if entry.ranks]
 
     def _renumber(self, numbers: dict[int, int]) -> None:
-        """Give all sets the new numbers of those of their ranks that are left."""
+        """Replace the ranks of all sets by the new ranks of their surviving members."""
         for entry in self.entries:
             before, entry.ranks = entry.ranks, sorted(numbers[rank] for rank in entry.ranks if rank in numbers)
             if before and not entry.ranks:
                 entry.why = f"no rank of the process set of {list_ranks(before)} is left: the job has lost them"
 
     def _adopt(self, rows: Sequence[Any], knows: bool) -> None:
-        """Make the sets of this rank those that the others have."""
-        # A new rank has declared the same sets as the others in the same order, and perhaps with other numbers.
+        """Replace this rank's sets by the other ranks' sets."""
+        # A new rank declared the same sets in the same order as the others, but their ids may differ.
         old, self.entries = self.entries, []
         own = {e.key if knows else e.declaration: e for e in old if knows or e.declaration is not None}
         for key, ranks, declaration, why, _ in rows:

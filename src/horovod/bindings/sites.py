@@ -1,4 +1,4 @@
-"""The user's line, kept for code that runs later, on a thread which knows nothing of the user's script."""
+"""The user's line, kept for code that runs later on a thread without frames of the user's script."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     """A line of the user's script.
 
     Attributes:
-        file: its path.
-        line: its number.
-        function: what it belongs to.
+        file: path of the script.
+        line: line number.
+        function: name of the enclosing function.
     """
 
     file: str = "<unknown>"
@@ -32,13 +32,13 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def short(self) -> str:
-        """Without the folder, which may differ between hosts."""
+        """File name and line, without the folder, which may differ between hosts."""
         return f"{PurePath(self.file).name}:{self.line}"
 
     def stand_in(self) -> Callable[[Callable[[], Any]], Any]:
-        """Return ``fn(function)``, which calls the function as if the user's line did.
+        """Return ``fn(function)``, which calls ``function`` from a frame that looks like the user's line.
 
-        With this frame on the stack, errors and reports of stuck ranks name the user's line as they do everywhere else.
+        With this frame on the stack, errors and reports of stuck ranks name the user's line.
         """
         return as_if_called_from(self.file, self.line, self.function or "<module>")
 

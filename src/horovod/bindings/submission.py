@@ -1,7 +1,7 @@
-"""How every collective is carried out: submit, wait, hand out the results.
+"""Execution of every collective: submit, wait, return the results.
 
-The adapter gives contiguous aliases of the tensors, the engine submits one request for all of them, and
-somebody waits. Synchronous operations skip the table of handles.
+The adapter gives contiguous aliases of the tensors, the engine submits one request for all of them, and the
+caller waits. Synchronous operations skip the table of handles.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _all: weakref.WeakSet[Submission] = weakref.WeakSet()
 
 
 class _Open(msgspec.Struct):
-    """A handle, and what its outputs mean to the caller.
+    """A handle, and the data that turns its outputs into the caller's results.
 
     Attributes:
-        handle: of the engine.
-        many: whether the caller gets several tensors.
-        targets: the caller's tensors, for an operation in place.
-        copies: those of them that are not contiguous, each with what is to be written back to it.
-        passing: for tensors of a device whose results are no targets.
+        handle: handle of the engine.
+        many: whether the caller gets a list of tensors.
+        targets: the caller's tensors, for an in-place operation.
+        copies: non-contiguous targets, each with the buffer to write back to it.
+        passing: transfer of device tensors, if the results are not written to ``targets``.
     """
 
     handle: Handle
@@ -49,7 +49,7 @@ class _Open(msgspec.Struct):
 
 
 class Submission:
-    """Operations of one framework that were begun, and tensors in the arena.
+    """Pending operations of one framework, and tensors in the arena.
 
     Args:
         adapter: the framework.
@@ -62,11 +62,11 @@ class Submission:
         self._generation = context.init_count()
         self._lost: frozenset[int] = frozenset()
         _all.add(self)
-        # Kernels of numpy find a read-only target only while the operation runs, so it is checked here.
+        # Numpy kernels detect a read-only target only during the operation, so check it here.
         self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
 
     def _forget(self) -> None:
-        """Let go of what was begun before the present ``init()`` or change of the membership."""
+        """Forget operations started before the last ``init()`` or membership change."""
         if self._generation != context.init_count():
             self._generation = context.init_count()
             self._lost = frozenset(self._open)
@@ -78,10 +78,10 @@ class Submission:
         """Return whether an operation is done, so that ``synchronize`` will not block.
 
         Args:
-            handle: of an ``_async`` call that was not synchronized yet.
+            handle: handle of an ``_async`` call that was not synchronized yet.
 
         Raises:
-            ValueError: there is no such handle.
+            ValueError: the handle is unknown or was synchronized already.
         """
         open_handle = self._open.get(handle)
         if open_handle is None:
@@ -92,10 +92,10 @@ class Submission:
         """Wait for an operation and return its result.
 
         Args:
-            handle: of an ``_async`` call; an unknown one returns None at once, as in Horovod.
+            handle: handle of an ``_async`` call; an unknown handle returns None immediately, as in Horovod.
 
         Raises:
-            HorovodInternalError: what went wrong, see ``horovod.errors``.
+            HorovodInternalError: the operation failed; see ``horovod.errors``.
         """
         open_handle = self._open.get(handle)
         if open_handle is None:
@@ -108,7 +108,7 @@ class Submission:
         try:
             outputs = _wait(inner)
         except BaseException:
-            # After an interrupt the caller may wait again.
+            # Keep an unfinished handle: after an interrupt the caller may wait again.
             if inner.done:
                 self._open.pop(handle, None)
             raise
@@ -125,11 +125,11 @@ class Submission:
     def zeros(self, *shape: Any, dtype: Any = None) -> Any:
         """Return a tensor of zeros in memory that all ranks of the host share.
 
-        In-place allreduce of such a tensor copies nothing. The memory is freed with the tensor.
+        An in-place allreduce of this tensor copies nothing. The memory is freed with the tensor.
 
         Args:
             shape: dimensions, as numbers or one sequence.
-            dtype: of the framework; its default when None.
+            dtype: dtype of the framework; the framework's default when None.
 
         Raises:
             MemoryError: the arena is full.
@@ -145,20 +145,20 @@ class Submission:
             return self.adapter.wrap(self.adapter.empty(dims, name, self.adapter.over(memory, (1,), "uint8")))
         return self.adapter.wrap(self.adapter.over(memory, dims, name))
 
-    #: The same as ``zeros``: fresh memory of the arena is zero anyway.
+    #: The same function as ``zeros``: new memory of the arena is always zero.
     empty = zeros
 
     # -- the three steps -----------------------------------------------------------------------------------------
 
     def _start(self, call: Call, tensors: Sequence[Any], in_place: bool = False, many: bool = False) -> int:
-        """Begin an operation and return the number of its handle."""
+        """Start an operation and return the number of its handle."""
         open_handle = self._submit(call, tensors, in_place, many)
         number = next(self._numbers)
         self._open[number] = open_handle
         return number
 
     def _start_into(self, call: Call, tensor: Any, output: Any) -> int:
-        """Begin an operation whose result goes where the caller says: contiguous memory of the host; see ``_start``."""
+        """Start an operation that writes its result to the caller's contiguous host memory; see ``_start``."""
         adapter = self.adapter
         handle = _engine().submit(call, adapter, [adapter.buffer(tensor)], [adapter.target(output)], None, False)
         number = next(self._numbers)
@@ -166,18 +166,18 @@ class Submission:
         return number
 
     def _run_one(self, call: Call, tensor: Any, in_place: bool = False) -> Any:
-        """Carry out an operation on one tensor and return its result."""
+        """Run an operation on one tensor and return its result."""
         engine, adapter = _engine(), self.adapter
         buffer = self._target(tensor) if in_place else adapter.buffer(tensor)
         if buffer is None:
             return self._run_many(call, (tensor,), in_place)[0]
-        # The usual case, without the steps that only others need.
+        # Fast path of the usual case.
         inputs = (buffer,)
         outputs = engine.run(call, adapter, inputs, inputs if in_place else None).outputs
         return tensor if in_place else adapter.wrap(outputs[0])
 
     def _run(self, call: Call, tensors: Sequence[Any], in_place: bool = False) -> list[Any]:
-        """Carry out an operation and return its results."""
+        """Run an operation and return its results."""
         if len(tensors) == 1:
             return [self._run_one(call, tensors[0], in_place)]
         return self._run_many(call, tensors, in_place)
@@ -206,15 +206,15 @@ class Submission:
             return _Open(engine.submit(call, adapter, inputs, None, None, patient), many)
         if len(inputs) > 1:
             self._part(inputs, copies, call.op)
-        # A list of the caller's may be another one by the time the operation is done.
+        # Copy the list: the caller may change it before the operation is done.
         return _Open(engine.submit(call, adapter, inputs, inputs, None, patient), many, tuple(tensors), copies)
 
     def _checked_target(self, tensor: Any) -> Buffer | None:
-        """Return the alias of a tensor for an operation in place; see ``Adapter.target``."""
+        """Return the alias of a tensor for an in-place operation; see ``Adapter.target``."""
         if not self.adapter.writable:
             raise TypeError(f"a tensor of {self.adapter.name} cannot be written in place; use the operation without _")
         buffer = self.adapter.target(tensor)
-        # An adapter may not have looked; what the kernel finds out would end the job.
+        # The adapter may not check this, and a failing kernel would end the job.
         if buffer is not None and self.adapter.kernels == "numpy" and not buffer.flags.writeable:
             raise ValueError(
                 f"a read-only tensor of {self.adapter.name} cannot be the target of an operation in place; use the "
@@ -223,12 +223,12 @@ class Submission:
         return buffer
 
     def _part(self, inputs: list[Any], copies: list[tuple[Any, Any]], op: ReduceOp) -> None:
-        """Give tensors of a group in place that share memory with others, such as tied weights, memory of their own.
+        """Replace tensors of an in-place group that share memory, such as tied weights, by copies.
 
-        Memory that two of them share gets the same values from either.
+        Memory that two tensors share gets the same values from both.
 
         Raises:
-            RequestError: it would get different ones.
+            RequestError: the shared memory would get different values.
         """
         for index, other in find_overlaps([(self.adapter.address(i), i.nbytes) for i in inputs]).items():
             buffer, rival = inputs[index], inputs[other]
@@ -245,7 +245,7 @@ class Submission:
                 copies.append((buffer, inputs[index]))
 
     def _submit_from(self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool, patient: bool) -> _Open:
-        """Submit tensors of a device, which go through host memory unless they can be moved where they are."""
+        """Submit device tensors; they go through host memory unless the transport takes them directly."""
         engine, adapter = _engine(), self.adapter
         others = [device for tensor in tensors if (device := adapter.device(tensor)) != call.device]
         if others:
@@ -261,7 +261,7 @@ class Submission:
             passed.begin()
             return _Open(engine.submit(call, adapter, inputs, None, passed, patient), many, None, (), passed)
         for tensor in tensors:
-            adapter.target(tensor)  # which refuses one that cannot be written
+            adapter.target(tensor)  # raises if the tensor cannot be written
         both = zip(tensors, inputs, strict=True)
         copies = [(target, buffer) for target, buffer in both if adapter.address(target) != adapter.address(buffer)]
         if len(inputs) > 1:
@@ -286,10 +286,10 @@ def _wait(handle: Handle) -> Sequence[Any]:
 
 
 def id_of(process_set: ProcessSet) -> int:
-    """Return the number of a process set, which must be registered.
+    """Return the id of a registered process set.
 
     Raises:
-        ValueError: it is not, or is no process set.
+        ValueError: ``process_set`` is not registered, or is no process set.
     """
     try:
         key = process_set.process_set_id

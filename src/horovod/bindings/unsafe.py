@@ -1,4 +1,4 @@
-"""Code that depends on how CPython is built; where that has changed, everything works with less."""
+"""Code that depends on CPython internals; if they change, only the user's line in messages is lost."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 __all__ = ["as_if_called_from"]
 
-_call = lambda function: function()  # noqa: E731  on one line, whose number is replaced
+_call = lambda function: function()  # noqa: E731  on one line, because its line number is replaced
 
 
 def as_if_called_from(file: str, line: int, function: str) -> Callable[[Callable[[], Any]], Any]:
-    """Return ``fn(function)``, which calls the function from a frame that has another file, line and name.
+    """Return ``fn(function)``, which calls ``function`` from a frame with the given file, line and name.
 
-    Without code objects that can be changed, the frame is that of this module, and errors name its line.
+    If code objects cannot be changed, the frame is one of this module, and errors name its line.
 
     Args:
-        file: path.
-        line: its number.
+        file: path of the file.
+        line: line number.
         function: name of the calling function.
     """
     try:

@@ -1,7 +1,7 @@
-"""Variants of a collective, derived from the function that describes its call: in place, asynchronous, grouped.
+"""Variants of a collective (in place, asynchronous, grouped), derived from the function that describes its call.
 
-The description takes the arguments of the plain form, of which the first is the tensor, and returns a ``Call``. Type
-checkers see the parameters of the variants through ``ParamSpec``; of grouped ones, all but the name of the first.
+The description takes the arguments of the plain form, first the tensor, and returns a ``Call``. Type checkers see
+the parameters of the variants through ``ParamSpec``; for grouped variants, all but the name of the first one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Method = Callable[Concatenate[Any, P], R]
 
 
 def synchronous(describe: Callable[P, Call], in_place: bool = False) -> Method[P, Any]:
-    """Return the method that waits for the result, of one tensor."""
+    """Return the method that runs the collective on one tensor and waits for the result."""
 
     name = next(iter(inspect.signature(describe).parameters))
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # Without the wrapper of ``derive``, which would cost a small operation as much as its description.
+        # Skip the wrapper of ``derive``: for a small operation it costs as much as the description.
         if not args and name in kwargs:
             args = (kwargs.pop(name),)
         return self._run_one(describe(*args, **kwargs), args[0], in_place)
@@ -35,7 +35,7 @@ def synchronous(describe: Callable[P, Call], in_place: bool = False) -> Method[P
 
 
 def asynchronous(describe: Callable[P, Call], in_place: bool = False) -> Method[P, int]:
-    """Return the method that gives a handle for ``synchronize``, of one tensor."""
+    """Return the method that starts the collective on one tensor and returns a handle for ``synchronize``."""
 
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> int:
         handle: int = self._start(describe(*args, **kwargs), args[:1], in_place)
@@ -47,7 +47,7 @@ def asynchronous(describe: Callable[P, Call], in_place: bool = False) -> Method[
 def grouped(
     describe: Callable[Concatenate[Any, P], Call], in_place: bool = False
 ) -> tuple[Callable[Concatenate[Any, Any, P], list[Any]], Callable[Concatenate[Any, Any, P], int]]:
-    """Return the methods for several tensors as one operation: the one that waits, and the one that does not."""
+    """Return two methods that run several tensors as one operation: a blocking one and an asynchronous one."""
 
     def run(self: Any, tensors: Any, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
         results: list[Any] = self._run(describe(tensors, *args, **kwargs), _some(tensors), in_place)
@@ -67,11 +67,11 @@ def derive(
     function: Callable[P, R], plain: Callable[..., Any], *, begins: bool = False, in_place: bool = False,
     is_grouped: bool = False, is_method: bool = False,
 ) -> Callable[P, R]:  # fmt: skip
-    """Return a variant with name, signature and docstring derived from those of the plain form.
+    """Return a variant with name, signature and docstring derived from the plain form.
 
     Args:
-        function: the variant; takes the tensor, or tensors, as its first argument, which may be given by name.
-        plain: the function with the parameters and the docstring of the plain form.
+        function: the variant; its first argument is the tensor or tensors, which callers may also pass by name.
+        plain: the plain form, source of the parameters and the docstring.
         begins: whether the variant returns a handle.
         in_place: whether it writes its results to the tensors.
         is_grouped: whether it takes several tensors.
@@ -97,7 +97,7 @@ def _label(
     first, *others = inspect.signature(plain).parameters.values()
     before = [inspect.Parameter("self", first.kind)] if is_method else []
     variant.__name__ = f"{'grouped_' * is_grouped}{name}{'_async' * begins}{'_' * in_place}"
-    variant.__qualname__ = f"{'Collectives.' * is_method}{variant.__name__}"  # where it is found, for the docs
+    variant.__qualname__ = f"{'Collectives.' * is_method}{variant.__name__}"  # importable path, for the docs
     variant.__module__ = plain.__module__
     variant.__doc__ = plain.__doc__
     if begins or in_place or is_grouped:

@@ -1,4 +1,4 @@
-"""Old import path of what needs no framework."""
+"""Old import path of functions that need no framework."""
 
 from __future__ import annotations
 

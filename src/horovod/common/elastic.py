@@ -1,4 +1,4 @@
-"""Old import path of what elastic jobs need in any framework."""
+"""Old import path of names that elastic jobs need in any framework."""
 
 from __future__ import annotations
 

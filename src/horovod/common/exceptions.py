@@ -13,10 +13,10 @@ __all__ = [
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """The text of ``HorovodVersionMismatchError``.
+    """Return the text of ``HorovodVersionMismatchError``.
 
     Args:
-        name: what differs.
+        name: the part that differs.
         version: the version here.
         installed_version: the version there.
 

@@ -29,7 +29,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Private in Horovod as well, and used outside of it all the same.
+# Private in Horovod, too, but code outside of it uses this.
 _cache = functools.cache
 
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "numpy": "numpy"}
@@ -39,7 +39,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether a framework is installed here and supported. Imports nothing.
 
     Args:
-        ext_base_name: such as ``torch``.
+        ext_base_name: name of the framework, such as ``torch``.
         verbose: whether to print the answer.
 
     Returns:
@@ -98,7 +98,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
     """Make the function that turns the old ``average=`` argument into an ``op``.
 
     Args:
-        reduce_ops: anything with ``Average`` and ``Sum``.
+        reduce_ops: any object with ``Average`` and ``Sum``.
 
     Returns:
         ``impl(op, average)``; raises ValueError when both are given.
@@ -111,7 +111,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
             return op
         if average is None:
             return reduce_ops.Average
-        from horovod.bindings.misuse import warn_deprecated  # loads the engine, as this page alone does not
+        from horovod.bindings.misuse import warn_deprecated  # this import loads the engine; the module alone does not
 
         warn_deprecated("Parameter `average` has been replaced with `op`")
         return reduce_ops.Average if average else reduce_ops.Sum
@@ -129,7 +129,7 @@ def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741 - Horovod's n
 
     Args:
         l: the list.
-        n: how many parts.
+        n: number of parts.
 
     Returns:
         The parts, in order.
@@ -159,7 +159,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         Whether ``ver`` is at least ``target``.
 
     Raises:
-        ValueError: not a text, or ``target`` has not three numbers.
+        ValueError: a version is no text, or ``target`` does not have three numbers.
     """
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(f"versions must be text; received {ver!r} and {target!r}")
@@ -170,7 +170,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading three numbers of a version; what is missing is 0."""
+    """Return the leading three numbers of a version; missing ones are 0."""
     found = []
     for part in version.split("+")[0].split(".")[:3]:
         digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]

@@ -1,4 +1,4 @@
-"""Adasum: how gradients that point the same way are averaged and orthogonal ones are added. Pure.
+"""Compute the weights of Adasum: parallel gradients are averaged, orthogonal ones are added. Pure.
 
 Two vectors are combined as ``(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b``, several in a binary tree.
 The result of any tree is a linear combination of the inputs, so the inner products of the inputs are enough

@@ -1,7 +1,7 @@
-"""The table of collectives: what each kind needs of its tensors, and what comes out of it. Pure.
+"""The table of collectives: the requirements of each kind on its tensors, and the shapes of its results. Pure.
 
-A row says everything about a kind that is not the moving of bytes: which rules hold for one rank's request, what the
-ranks must share, and the shapes of the results. Transports register a routine per kind (``ShmTransport.runners``,
+A row describes a kind except for the data transfer: the rules for one rank's request, the properties that ranks must
+share, and the shapes of the results. Transports register a routine per kind (``ShmTransport.runners``,
 ``hierarchical.transport.ROUTINES``, ``on_device.ROUTINES``).
 """
 
@@ -71,14 +71,14 @@ class Collective:
     """One row of the table.
 
     Attributes:
-        shape: the shape of a result: of a response, an index of a tensor, and this rank's place among the members.
-        reduces: whether values are combined, so that dtype and reduction must fit, and factors count.
-        has_rows: whether it works on the first dimension, which then must exist.
+        shape: returns a result's shape, given a response, a tensor's index and this rank's place among the members.
+        reduces: whether it combines values; then dtype and reduction must fit, and factors apply.
+        has_rows: whether it works on the first dimension; then tensors must have one.
         rows_differ: whether ranks may have different numbers of rows; else they share the whole shape.
-        has_root: whether the data is that of one rank, the root, which must have data.
-        needs_all: whether it is refused beside ranks that have joined.
-        check: a rule of its own for one rank's request; returns the error, or an empty string.
-        dimensions: what the documentation says of the dimensions.
+        has_root: whether the data comes from one rank, the root, which must have data.
+        needs_all: whether it is refused while ranks of the process set have joined.
+        check: an additional rule for one rank's request; returns the error, or an empty string.
+        dimensions: the documentation's text about the dimensions.
     """
 
     shape: Callable[[Response, int, int], Shape]
@@ -119,12 +119,12 @@ def is_reduction(kind: Kind) -> bool:
 
 
 def keeps_shape(kind: Kind) -> bool:
-    """Whether each result has the shape of its tensor, so that the operation can be done in place."""
+    """Whether each result has the shape of its tensor; then the operation can be done in place."""
     return kind in COLLECTIVES and COLLECTIVES[kind].shape is _same
 
 
 def has_rows_of_others(kind: Kind) -> bool:
-    """Whether results are made of rows that other members own, which these may write to their place."""
+    """Whether results contain rows of other members; these members may write their rows into the result."""
     return kind in COLLECTIVES and COLLECTIVES[kind].rows_differ
 
 

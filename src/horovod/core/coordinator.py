@@ -2,8 +2,8 @@
 
 A request is *declared* once per distinct signature and *submitted* as often as it is used; a submission is
 one small integer. When the last member has submitted a name, the coordinator appends the response to the
-log; the response, too, is declared once, the first time this combination of signatures meets, and is an
-integer from then on. That is Horovod's response cache without a separate mechanism.
+log. The response, too, is declared once, the first time this combination of signatures meets, and is an
+integer from then on. This replaces Horovod's response cache without a separate mechanism.
 
 Unnamed requests of a process set match in the order in which each rank submits them, of any kind.
 """
@@ -29,8 +29,8 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         ids: the numbers of the responses.
-        notes: what each member's transport has sent along; empty unless all of them have.
-        response: nothing is executed, but from now on the one number stands for this response.
+        notes: one number from each member's transport; empty unless all members have sent one.
+        response: when set, the entry executes nothing: from now on its single id stands for this response.
     """
 
     ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingRequest(msgspec.Struct, eq=False):
-    """A name that some, not all, members have submitted."""
+    """A request that some, but not all, members have submitted."""
 
     process_set: int
     serials: list[int | None]
@@ -50,9 +50,9 @@ class PendingRequest(msgspec.Struct, eq=False):
 class _CachedRequest(NamedTuple):
     serial: int
     process_set: int
-    # None if it has no name; then it is matched by its number.
+    # None for an unnamed request, which is matched by its order of submission.
     key: tuple[int, str | int] | None
-    # None if it is something else.
+    # The request if it is a join, else None.
     join: Request | None
 
 
@@ -71,7 +71,7 @@ class _CachedResponse(NamedTuple):
 
 
 class _FuseKey:
-    """Compared by identity: what it stands for may hold a word of every rank."""
+    """A key that is compared by identity, because the tuple behind it may hold one string per rank."""
 
     __slots__ = ("__weakref__",)
 
@@ -80,9 +80,9 @@ class Coordinator:
     """See the module.
 
     Args:
-        generation: who takes part.
-        fusion_threshold_bytes: the most that one fused execution may hold; 0 switches fusion off.
-        capacity: how many responses are remembered at most.
+        generation: the members of the job.
+        fusion_threshold_bytes: maximum bytes of one fused execution; 0 switches fusion off.
+        capacity: maximum number of cached responses.
     """
 
     def __init__(self, generation: Generation, fusion_threshold_bytes: int = 128 << 20, capacity: int = 4096) -> None:
@@ -91,18 +91,18 @@ class Coordinator:
         self.joined: list[int] = []
         self._threshold = fusion_threshold_bytes
         self._capacity = max(1, capacity)
-        # Per rank: what its signatures stand for, and how many unnamed requests it has sent to each process set.
+        # By rank: the request behind each signature, and the number of unnamed requests sent to each process set.
         self._signatures: list[dict[int, _CachedRequest]] = [{} for _ in range(size)]
         self._unnamed: list[dict[int, int]] = [{} for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
         self.join_request = Request("join", Kind.JOIN)
-        # Why, in the order in which they went: the first one is why the others did.
+        # By rank, why it left, in order of departure: the first departure caused the others.
         self._gone: dict[int, str] = {}
         self._serial = 0
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, PendingRequest] = {}
         self._known: dict[Hashable, _CachedResponse] = {}
-        # Per id, the least recently used first. A key may contain a number of each rank.
+        # The key of each id, least recently used first. A key may contain one number per rank.
         self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
         self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()
@@ -126,9 +126,9 @@ class Coordinator:
         """Take one submission of ``rank``; the log grows when it was the last one missing.
 
         Args:
-            rank: who submits.
-            signature: which request.
-            note: what its transport sends along, for those of the other members.
+            rank: the submitting rank.
+            signature: the number of the request, as declared by this rank.
+            note: a number from its transport for the transports of the other members.
         """
         serial, process_set, match, join = self._signatures[rank][signature]
         if join is not None:
@@ -150,7 +150,7 @@ class Coordinator:
             self._fail_if_hopeless(match, pending)
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more; whoever waits for it gets ``reason``."""
+        """Record that ``rank`` has left; operations that wait for it fail with ``reason``."""
         self._gone[rank] = reason
         for match, pending in list(self._pending.items()):
             self._fail_if_hopeless(match, pending)
@@ -161,7 +161,7 @@ class Coordinator:
         """Return the log entries since the last call."""
         ready = self._ready
         if len(ready) == 1 and not self._log:
-            # The usual case, without the steps that only others need.
+            # Fast path for the usual case.
             known, notes = ready.pop()
             return [LogEntry((known.id,), notes)]
         if ready:
@@ -171,11 +171,11 @@ class Coordinator:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is pending, or somebody has joined."""
+        """Whether an operation is pending or a rank has joined."""
         return bool(self._pending or self.joined)
 
     def waiting(self) -> list[tuple[Hashable, Request, list[int], list[int]]]:
-        """Return what is pending: (key, a request, ranks that submitted, ranks that are missing)."""
+        """Return the pending operations: (key, a request, ranks that submitted, ranks that are missing)."""
         result = []
         for match, pending in self._pending.items():
             present = [rank for rank, serial in enumerate(pending.serials) if serial is not None]
@@ -183,7 +183,7 @@ class Coordinator:
         return result
 
     def fail_pending(self, match: Hashable, error: str, error_type: str) -> None:
-        """Answer a pending name with an error for those who submitted it."""
+        """Answer a pending operation with an error for the ranks that submitted it."""
         pending = self._pending.pop(match, None)
         if pending is not None:
             self._error(pending, error, error_type)
@@ -352,7 +352,7 @@ class Coordinator:
             known, notes = ready[0]
             self._log.append(LogEntry((known.id,), notes))
             return
-        # A note belongs to one entry: what has notes is executed by itself.
+        # Notes belong to one entry, so a response with notes is executed alone.
         entries = [(i, None if notes else known.fuse_key, known.nbytes) for i, (known, notes) in enumerate(ready)]
         for group in fusion.plan(entries, self._threshold):
             notes = ready[group[0]][1]

@@ -1,4 +1,4 @@
-"""A proven deadlock in words: who waits where for whom, how often each has done it, and what that says of the cause."""
+"""Describe a proven deadlock: where each rank waits, for which ranks, how often it did so, and the likely cause."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Stuck(NamedTuple):
     """One rank of a deadlock.
 
     Attributes:
-        rank: which.
-        who: the same with process and host.
-        request: what its main thread waits in.
-        missing: the ranks that have not submitted that.
+        rank: the rank.
+        who: the rank with its process and host, as text.
+        request: the request in which its main thread waits.
+        missing: the ranks that have not submitted this request.
         times: how often this rank has submitted it, this time included.
-        operations: how many operations it has submitted in all.
+        operations: total number of operations that it has submitted.
     """
 
     rank: int
@@ -42,7 +42,7 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
 
     Args:
         stuck: all ranks of the deadlock.
-        circle: those of them of which each waits for the next one; see ``horovod.core.stall.circle``.
+        circle: ranks of the deadlock that each wait for the next one; see ``horovod.core.stall.circle``.
         age_s: for how long they have waited.
     """
     by_rank = {item.rank: item for item in stuck}
@@ -60,17 +60,17 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
         )
     if len(stuck) > len(shown):
         lines.append(f"{len(stuck) - len(shown)} more ranks wait, too")
-    if len(stuck) > 2:  # of two ranks the lines say as much
+    if len(stuck) > 2:  # for two ranks, the lines above already show the circle
         lines.append(f"The circle: {' -> '.join(f'rank {rank}' for rank in [*circle, circle[0]])}.")
     return [*lines, *advice([by_rank[rank] for rank in circle])]
 
 
 def advice(circle: Sequence[Stuck]) -> list[str]:
-    """Return what to do, by what the numbers say.
+    """Return advice, derived from the numbers of submissions.
 
-    The others have done the operation that a rank waits in once less, so the numbers tell the causes apart: in a
-    loop that calls both in two orders they are equal; a call behind a condition was never done; and where steps were
-    left out they differ. Calls without a name are counted together, so their number says nothing.
+    The other ranks have done the operation in which a rank waits once less, so the numbers tell the causes apart.
+    They are equal in a loop that calls both operations in two orders. They are 0 for a call behind a condition. They
+    differ if a rank left out steps. Unnamed calls are counted together, so their number proves nothing.
     """
     distinct = {(item.request.process_set, item.request.name): item for item in circle}
     calls = [item for item in distinct.values() if item.request.kind is not Kind.JOIN]
@@ -108,7 +108,7 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
 
 
 def _one_line_spelt_differently(calls: Sequence[Stuck]) -> str:
-    """Return what to do if one line of the script made all calls, under names of its own; else nothing."""
+    """Return advice if one line of the script made all calls under different names; else an empty text."""
     first = calls[0].request
     if len(calls) < 2 or any(labels.in_words(item.request.name.partition(".")[2], 1) for item in calls):
         return ""

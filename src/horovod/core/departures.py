@@ -1,4 +1,4 @@
-"""A rank has left while others waited for it: what they are told."""
+"""The error text for ranks that waited for a rank that has left."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _REMEDY = (
 
 
 def waited_in_vain(reason: str, rank: int, what: str) -> str:
-    """Return what a rank raises because it waited for another one that is gone.
+    """Return the error text for a rank that waited for another rank that has left.
 
     Args:
-        reason: how that one ended.
+        reason: how the other rank ended.
         rank: the rank that waited.
-        what: the operation that it waited in; empty if it waited for nothing in particular.
+        what: the operation in which it waited; empty if it waited in no particular one.
     """
     text = f"{reason.removesuffix('.')}, while rank {rank} waited in {what}" if what else reason
     return f"{text}.\n{_REMEDY}" if LEFT in reason else text

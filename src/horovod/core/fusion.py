@@ -1,6 +1,6 @@
-"""Which neighbours in the log are executed as one.
+"""Group neighbouring log entries that are executed as one.
 
-Only neighbours fuse, so the order of the log stays the order of readiness. Which of them may, the transport says.
+Only neighbours fuse, so the order of the log stays the order of readiness. The transport decides which may fuse.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def plan(entries: Iterable[tuple[int, Hashable | None, int]], threshold_bytes: i
 
     Args:
         entries: (id, key, bytes) in log order; entries fuse when their keys are equal and not None.
-        threshold_bytes: the most bytes that one group of several may hold; 0 switches fusion off.
+        threshold_bytes: maximum bytes of a group of several entries; 0 switches fusion off.
 
     Returns:
         The ids, in the same order, in groups of one or more.

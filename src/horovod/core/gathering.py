@@ -1,12 +1,12 @@
-"""The submissions of the ranks of one host, on their way to a coordinator on another: one for all ranks of the host.
+"""Gathers the submissions of one host's ranks, for the coordinator on another host: one for all ranks of the host.
 
-A rank's submission of a name is kept here until all ranks of the host that take part have submitted it. Nothing can be
-complete before, so nothing is delayed. Together these are a *group*. A group that comes twice in a row gets a number,
-which stands for it from then on.
+A rank's submission of a name is kept here until all member ranks of the host have submitted it. No operation can be
+complete earlier, so this delays nothing. These submissions form a *group*. A group that comes twice in a row gets a
+number, which stands for it from then on.
 
-A submission without a name is passed on at once. The coordinator has to know what a single rank has submitted if the
-others will not follow, or not soon: a rank joins or leaves, or is late. Then submissions are passed on rank by rank,
-until the log says that this round is over.
+A submission without a name is passed on at once. The coordinator must know the submissions of single ranks if the
+other ranks will not follow, or not soon, because a rank joins, leaves or is late. Then submissions are passed on rank
+by rank, until the log shows that this round is over.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Gathering", "Members", "Receiver"]
 
 #: Ranks and the signature that each submits.
 Members: TypeAlias = tuple[tuple[int, int], ...]
-#: Names with a number, at most.
+#: Maximum count of names with a number.
 _MOST = 4096
 
 
 class Receiver(Protocol):
-    """Takes what a host submits: the coordinator, or what brings it there."""
+    """Receiver of a host's submissions: the coordinator, or an object that forwards them to it."""
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
@@ -39,15 +39,15 @@ class Receiver(Protocol):
         """Let ``number`` stand for submissions of one name when the host of ``leader`` submits it."""
 
     def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
-        """Take what the numbers of the host of ``leader`` stand for."""
+        """Take the groups behind these numbers of the host of ``leader``."""
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more."""
+        """Note that ``rank`` has left."""
 
 
 class _Subject(NamedTuple):
     process_set: int
-    # Process set and name; None for what has to be passed on in order.
+    # Process set and name; None for a request that must be passed on in order.
     match: Hashable | None
     kind: Kind
 
@@ -63,8 +63,8 @@ class Gathering:
     """See the module.
 
     Args:
-        ranks: of the host; the first one leads it.
-        receiver: what takes the submissions.
+        ranks: the ranks of the host; the first one is its leader.
+        receiver: receives the submissions.
     """
 
     def __init__(self, ranks: Sequence[int], receiver: Receiver) -> None:
@@ -87,7 +87,7 @@ class Gathering:
         """Whether a submission is kept here."""
         return bool(self._held)
 
-    # -- what the ranks say --------------------------------------------------------------------------------------
+    # -- calls of the ranks --------------------------------------------------------------------------------------
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
@@ -122,20 +122,20 @@ class Gathering:
             self._complete(match, held)
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more."""
+        """Note that ``rank`` has left."""
         self._left = True
         self._pass_on(list(self._held))
         self.collect()
         self._receiver.leave(rank, reason)
 
     def collect(self) -> None:
-        """Pass on what is complete."""
+        """Pass on the numbers of complete groups."""
         if self._ready:
             self._receiver.submit_groups(self._ranks[0], self._ready)
             self._ready = []
 
     def collect_old(self) -> None:
-        """Pass on, too, what has been kept since the last call."""
+        """Do ``collect``, and also pass on submissions that were already held at the last call."""
         self.collect()
         self._pass_on([match for match in self._old if match in self._held])
         self._old = list(self._held)
@@ -149,7 +149,7 @@ class Gathering:
                 self._receiver.submit(*one)
 
     def _complete(self, match: Hashable, held: list[tuple[int, int, int]]) -> None:
-        """Pass on what all ranks of the host have submitted."""
+        """Pass on a name that all member ranks of the host have submitted."""
         held.sort()
         members = tuple([(rank, signature) for rank, signature, _ in held])
         group = self._groups.get(match)
@@ -168,10 +168,10 @@ class Gathering:
             self._receiver.declare_group(self._ranks[0], group.number, members)
         self._ready.append(group.number)
 
-    # -- what the coordinator says -------------------------------------------------------------------------------
+    # -- calls of the coordinator --------------------------------------------------------------------------------
 
     def observe(self, log: Iterable[LogEntry]) -> None:
-        """See from the log which rounds are over, before any rank of the host sees it."""
+        """Note the finished rounds in the log, before any rank of the host sees the log."""
         for entry in log:
             if entry.response is not None:
                 self._note(entry.ids[0], entry.response)

@@ -1,4 +1,4 @@
-"""The members of a job between one ``init()`` and the next ``shutdown()``, and everything that depends on them."""
+"""The members of a job between one ``init()`` and the next ``shutdown()``, and the data that depends on them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class MembershipView(NamedTuple):
     """The present generation of the job, the same on all its ranks.
 
     Attributes:
-        number: of the generation, from 1.
+        number: number of the generation, from 1.
         behind: ranks whose progress and digest differ from those of rank 0, newcomers included; empty when there is
             nothing to copy.
-        previous: by rank, its rank in the generation before; -1 for newcomers.
+        previous: by rank, its rank in the previous generation; -1 for newcomers.
     """
 
     number: int
@@ -38,12 +38,12 @@ class MembershipView(NamedTuple):
 
 
 class Generation:
-    """The membership of a job, and what depends on nothing else.
+    """The membership of a job, and the data that depends on it alone.
 
     Args:
-        members: by rank.
+        members: the processes, by rank.
         home: the rank at which the coordinator runs.
-        number: counts the meetings of a job, from 1.
+        number: number of the job's meeting, from 1.
         hosts: the ranks of each host, in the order of their local ranks; all on one host when omitted.
 
     Attributes:

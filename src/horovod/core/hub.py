@@ -1,6 +1,6 @@
-"""The coordinator of several hosts: ranks of a host that submit the same twice in a row do so with one number.
+"""The coordinator of several hosts: the ranks of a host submit a repeated group of requests with one number.
 
-See ``gathering`` for what hosts do. While a rank has joined or is gone, every submission of a group counts by itself.
+See ``gathering`` for the part of the hosts. While a rank has joined or left, each submission of a group counts alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubCoordinator(Coordinator):
         self._groups[leader][number] = _Group(process_set, match, members, serials)
 
     def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
-        """Take what the numbers of the host of ``leader`` stand for."""
+        """Take the groups behind these numbers of the host of ``leader``."""
         groups, size = self._groups[leader], self.size
         for number in numbers:
             process_set, match, members, serials = groups[number]
@@ -59,6 +59,6 @@ class HubCoordinator(Coordinator):
                 self._complete(match, pending)
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more; the first of several reasons counts."""
+        """Record that ``rank`` has left; the first of several reasons counts."""
         if rank not in self._gone:
             super().leave(rank, reason)

@@ -7,24 +7,24 @@ from collections.abc import Callable
 __all__ = ["Label", "in_words", "register"]
 
 Label = Callable[[str, int], str]
-"""Returns the text for users: of an operation's name, and of the number of times that a rank has submitted it, the last
-one included; 0 if that number is not known."""
+"""Returns the text for users, given an operation's name and how often a rank has submitted it, the last time included;
+0 if the latter is not known."""
 
 _labels: dict[str, Label] = {}
 
 
 def register(prefix: str, label: Label) -> None:
-    """Let names that begin with ``prefix`` be explained, once in a process.
+    """Register the explanation of names that begin with ``prefix``; call this once per process.
 
     Args:
-        prefix: of names as they were given to ``allreduce`` and the others.
+        prefix: the beginning of names as they were given to ``allreduce`` and the others.
         label: called when an error is made, at any time and on any thread; an empty text says nothing.
     """
     _labels[prefix] = label
 
 
 def in_words(name: str, times: int) -> str:
-    """Return what a user calls an operation, or an empty text.
+    """Return the user's term for an operation, or an empty text.
 
     Args:
         name: as it was given to ``allreduce`` and the others.

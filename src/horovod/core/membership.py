@@ -64,7 +64,7 @@ class Membership:
         self._usable_at: dict[str, float] = {}
         self._ended: dict[Slot, str] = {}  # of a fixed job
         self._ranks: dict[Slot, int] = {}  # of the latest generation
-        self._failure = ""  # the last one that no generation has made up for
+        self._failure = ""  # the last one since a generation began
         self._finish: Finish | None = None
         self._now = 0.0
         self._stuck_since: float | None = None
@@ -72,7 +72,7 @@ class Membership:
 
     @property
     def wants_change(self) -> bool:
-        """Whether the next generation would have other members: ask the present ones to come to ``init()``."""
+        """Whether the next generation would have other members; if so, ask the present ones to call ``init()``."""
         if not self._is_running():
             return False
         members = self._in(Phase.JOINED)
@@ -89,10 +89,10 @@ class Membership:
         """Take one event.
 
         Args:
-            event: what has happened; news of processes that have ended, and of earlier generations, have no effect.
+            event: the event; events of ended processes and of earlier generations have no effect.
 
         Returns:
-            The decisions, to be carried out in this order.
+            The decisions; carry them out in this order.
         """
         self._decisions = []
         if self._finish is not None:
@@ -138,7 +138,7 @@ class Membership:
         self._set(process, Phase.WAITING if isinstance(event, Ready) else Phase.GONE)
 
     def _take_in(self, slot: Slot) -> None:
-        """Another launcher has started a process. Hosts have the order of their first ones, as ranks there do."""
+        """Add a process that another launcher started; order the hosts by their first slots, as it orders ranks."""
         self._add(slot)
         self._hosts = {each.host: each.number + 1 for each in sorted(self._processes, key=lambda each: each.number)}
 
@@ -162,7 +162,7 @@ class Membership:
             self._cool_down(event.slot.host, self._failures[event.slot.host] - 1)
             if event.slot in self._ranks or not self._has_ever_begun:
                 self._failure = why
-            # A script that cannot even begin would be started for ever.
+            # Without this limit, a script that cannot even begin would be started again for ever.
             if not self._has_ever_begun and self._failures.total() >= self._policy.size + self._policy.spares:
                 self._end(
                     f"no generation has begun, and {self._failures.total()} processes have failed; the last: {why}"
@@ -173,7 +173,7 @@ class Membership:
         self._usable_at[host] = self._now + min(limit, least * 2.0 ** min(doublings, 64))
 
     def _dissolve(self, process: Process) -> None:
-        """A process leaves the generation: if that has not begun, its members still wait in ``init()``."""
+        """Dissolve the generation that a process leaves, if it has not begun: its members still wait in ``init()``."""
         if not self._has_begun and process.phase in (Phase.ASSIGNED, Phase.JOINED):
             for other in self._in(Phase.ASSIGNED, Phase.JOINED):
                 self._set(other, Phase.WAITING)
@@ -224,7 +224,7 @@ class Membership:
                 room -= 1
 
     def _is_complete(self) -> bool:
-        """Whether nobody is missing that the next generation has to wait for."""
+        """Whether no process is missing for which the next generation has to wait."""
         if self._phases[Phase.ASSIGNED] or self._phases[Phase.JOINED] or self._are_dying():
             return False
         if self.generation:
@@ -238,20 +238,20 @@ class Membership:
         return first == [Phase.WAITING] * size
 
     def _members(self) -> list[Process]:
-        """Those of the next generation, by rank; the others that may not stay are dismissed."""
+        """Return the members of the next generation, by rank; dismiss the processes that may not stay."""
         present = ordered(self._in(Phase.WAITING), self._hosts)
         if self._is_draining:
             present = [process for process in present if process.rank is not None]
         staying = [process for process in present if self._stays(process)]
         if staying and self._has_ever_begun and all(process.rank is None for process in staying):
-            return present  # those that leave hand over their state before they go
+            return present  # the leaving processes first hand over their state
         self._dismiss(process for process in present if not self._stays(process))
         return staying[: self._policy.most]
 
     def _assign(self) -> None:
         policy = self._policy
         if self._has_ever_begun and all(process.rank is None for process in self._in(Phase.WAITING)):
-            return  # the others, which have the state, may come, or end well
+            return  # the other processes have the state, and may still come or end well
         members = self._members()
         if len(members) < policy.fewest:
             return
@@ -307,12 +307,12 @@ class Membership:
             self._end(few if self._processes else self._failure)
         elif len(self._ended) >= self._policy.size:
             self._end("")
-        else:  # its last words are not a failure, but nobody needs to wait for them
+        else:  # none has failed, but the ended processes will not come to init() again
             ended = ", ".join(map(str, sorted(self._ended)))
             self._refuse(f"slot {ended} has ended without calling init() again")
 
     def _watch(self) -> None:
-        """Let nobody wait for longer than the limit."""
+        """Let no process wait for longer than the limit."""
         waits = self._phases[Phase.WAITING] or self._phases[Phase.ASSIGNED] or not self._processes
         if self._finish or self._is_running() or not waits:
             self._stuck_since = None
@@ -344,7 +344,7 @@ class Membership:
             self._assign()
 
     def _refuse(self, why: str) -> None:
-        """Let everybody go that waits in ``init()``."""
+        """Refuse all processes that wait in ``init()``."""
         waiting = self._in(Phase.WAITING, Phase.ASSIGNED)
         waiting += self._in(Phase.JOINED) if not self._has_begun else []
         for process in waiting:

@@ -48,8 +48,8 @@ class Ready(NamedTuple):
 
     Attributes:
         slot: where it runs.
-        progress: number of steps that it has completed; -1 if it was new in its last generation, and has not got the
-            state of the others.
+        progress: number of steps that it has completed; -1 if it was new in its last generation and has not received
+            the state of the others.
         digest: hash of its state; equal digests mean equal states.
     """
 
@@ -66,7 +66,7 @@ class Joined(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A process that another launcher has started says that it is there, in a slot that nobody had before."""
+    """A process that another launcher started has arrived, in a slot that no process had before."""
 
     slot: Slot
 
@@ -107,7 +107,7 @@ class Position(NamedTuple):
 
     Attributes:
         rank, local_rank, local_size, cross_rank, cross_size: as users know them.
-        is_behind: whether its state differs from that of rank 0; of a newcomer without a digest that is assumed.
+        is_behind: whether its state differs from the state of rank 0; assumed for a newcomer without a digest.
         previous: its rank in the last generation that began and that it was a member of; -1 for newcomers.
     """
 
@@ -134,13 +134,13 @@ class Begin(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """A member has left a generation that all others are in, for the next one: work stands still until that begins."""
+    """A member has left a complete generation for the next one: work pauses until the next one begins."""
 
     generation: int
 
 
 class Dissolve(NamedTuple):
-    """A member was lost before all had joined: its others wait for an assignment again."""
+    """A member was lost before all had joined: the other members wait for an assignment again."""
 
     generation: int
 
@@ -152,19 +152,19 @@ class Start(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """Kill the process in a slot: the others wait for it and it does not come. ``Ended`` must follow."""
+    """Kill the process in a slot: it does not come, and the others wait for it. ``Ended`` must follow."""
 
     slot: Slot
     why: str
 
 
 class Silent(NamedTuple):
-    """Nothing has been heard of the process in a slot for some seconds: kill it if it is stopped, by a signal.
+    """The process in a slot has been silent for some seconds: kill it if a signal has stopped it.
 
     Attributes:
         slot: where it runs.
-        pid: of the process.
-        why: what to say of it then.
+        pid: its process id.
+        why: the reason to report in that case.
     """
 
     slot: Slot
@@ -173,7 +173,7 @@ class Silent(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A process that another launcher has started has ended: for the output. ``how`` is empty after a success."""
+    """A process that another launcher started has ended; for the output. ``how`` is empty after a success."""
 
     slot: Slot
     pid: int
@@ -181,7 +181,7 @@ class Gone(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Let ``init()`` raise an error in this slot; ``is_dismissal`` tells that nothing has failed."""
+    """Let ``init()`` raise an error in this slot; ``is_dismissal`` means that nothing has failed."""
 
     slot: Slot
     why: str
@@ -208,13 +208,13 @@ class Policy:
         minimum: fewest ranks to go on with.
         maximum: most ranks; 0 means ``size``.
         resets: number of generations after the first one; None for no limit.
-        cool_down_s: time until a host on which a process failed is used again, and its limit: it doubles with each
-            failure. None: slots of that host that are free are not used again.
+        cool_down_s: time until a host is used again after a failure of a process there, and the limit of this time,
+            which doubles with each failure. None: free slots of that host are not used again.
         timeout_s: limit for all waiting.
-        start_timeout_s: the same before the first generation; 0 means ``timeout_s``.
+        start_timeout_s: limit for all waiting before the first generation; 0 means ``timeout_s``.
         is_discovering: whether ``Discovered`` can still bring other hosts.
         spares: number of processes that are started beyond ``maximum``, and wait to take the place of a lost one.
-        is_open: whether another launcher starts the processes, so that slots and hosts are theirs that come.
+        is_open: whether another launcher starts the processes; then the arriving processes define slots and hosts.
     """
 
     size: int

@@ -24,7 +24,7 @@ class Phase(enum.Enum):
     FENCED = enum.auto()
 
 
-#: Phases of processes that take no part any more.
+#: Phases of processes that no longer take part.
 NOT_ALIVE = (Phase.GONE, Phase.FENCED)
 
 
@@ -37,7 +37,7 @@ class Process:
         phase: where it is.
         progress: steps that it has completed.
         digest: hash of its state.
-        rank: in its last generation that began.
+        rank: its rank in its last generation that began.
         wants_out: it has asked to leave.
         is_dismissed: it was told to leave.
         fenced_s: when the launcher was told to kill it.

@@ -1,6 +1,6 @@
-"""Do the requests of all members fit together? If not, the text that every one of them raises.
+"""Check that the requests of all members fit together; if not, return the error text that every member raises.
 
-Each text names what differs, and then lists every rank's value and the line of user code behind it.
+Each text names the difference, and then lists every rank's value and the line of user code behind it.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def _semantics(first: Request, members: Sequence[int], requests: Sequence[Reques
 
 
 def describe_waiting(request: Request, times: int = 0) -> str:
-    """Return a short name for a request: its operation, its name, its place; before it, what the user calls it.
+    """Return a short name for a request: the user's term, its operation, its name and its place in the user's code.
 
     Args:
-        request: what was submitted.
+        request: the submitted request.
         times: how often the rank in question has submitted it; 0 if that is not known.
     """
     words = labels.in_words(request.name.partition(".")[2], times)

@@ -1,4 +1,4 @@
-"""Which ranks belong to which process set; ids are handed out first-in, first-out."""
+"""The table of process sets and their ranks; free ids are reused first-in, first-out."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ProcessSetTable:
         """Return the global ranks of a set, ascending.
 
         Raises:
-            KeyError: there is no such set.
+            KeyError: the set does not exist.
         """
         return self._sets[process_set]
 
     def find_members(self, process_set: int) -> tuple[int, ...] | None:
-        """Return the global ranks of a set, ascending; None if there is no such set."""
+        """Return the global ranks of a set, ascending; None if the set does not exist."""
         return self._sets.get(process_set)
 
     def as_dict(self) -> dict[int, list[int]]:
@@ -57,8 +57,8 @@ class ProcessSetTable:
 
         Args:
             ranks: its members.
-            key: the id that the set must have, since it is one of an earlier generation; sets of which ranks were lost
-                may have the same members. 0 for any id, and members of its own.
+            key: the id that the set had in an earlier generation; it may have the members of another set, because
+                ranks may have been lost. 0: take any id, and refuse members that another set has.
         """
         if len(ranks) == 0:
             return "a process set needs at least one rank"

@@ -1,4 +1,4 @@
-"""The vocabulary of the log: what a rank may ask for, and what the coordinator answers.
+"""The vocabulary of the log: the requests of ranks and the responses of the coordinator.
 
 Everything here is plain, frozen, typed data, encodable by msgspec; nothing knows a framework.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 __all__ = ["ITEMSIZE", "NO_NOTE", "ORDERED", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
 
-#: Stands for the note of a submission that has none.
+#: The value for a submission without a note.
 NO_NOTE = 0xFFFFFFFF
 
 #: Bytes per element of every dtype that can be moved.
@@ -47,7 +47,7 @@ class Kind(enum.IntEnum):
     ADD_PROCESS_SET = 7
     REMOVE_PROCESS_SET = 8
 
-    # Enum's is a Python function; every operation looks up a key with a kind in it.
+    # Enum.__hash__ is a Python function, and every operation looks up a key that contains a kind.
     __hash__ = int.__hash__
 
 
@@ -101,16 +101,16 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         kind: which collective.
         process_set: id of the process set, 0 for all ranks.
         tensors: one entry per tensor.
-        op: for reductions.
+        op: the reduction, for reductions only.
         prescale: factor applied before the reduction.
         postscale: factor applied after it.
         root: global rank of a broadcast's root.
         splits: rows for each member of an alltoall; empty means even.
         device: ``cpu``, or the framework's word for a device.
-        ranks: members of a process set that is to be added.
-        fuse_class: the transport's own; neighbours in the log whose members' classes are equal, and not empty, are
-            executed as one.
-        placement: the transport's own, about where the tensors lie; every member's transport gets all members'.
+        ranks: members of a process set to add.
+        fuse_class: defined by the transport; neighbours in the log are executed as one if the classes of their members
+            are equal and not empty.
+        placement: defined by the transport: where the tensors lie; every transport gets the values of all members.
         site: ``file:line`` of the user's call; never compared.
     """
 
@@ -138,12 +138,12 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
         name: the key of the match, or ``""`` for the oldest unnamed request of the process set.
         process_set: id of the process set.
         members: global ranks that take part, ascending.
-        divisor: what Average divides by (the size of the set, joined ranks included).
-        requests: the members' requests, in the order of ``members``, when they may differ; else one.
+        divisor: the divisor of Average (the size of the set, joined ranks included).
+        requests: the members' requests, in the order of ``members``; one request if all are equal.
         error: when not empty, every member raises this text instead of executing.
         error_type: name of the exception in ``horovod.errors`` that carries ``error``.
-        result: an answer that is a plain number (a process set's id, the last rank to join; with a
-            PeerLostError the rank that is lost).
+        result: an answer that is a plain number (a process set's id; the last rank to join; the lost rank of a
+            PeerLostError).
     """
 
     kind: Kind
@@ -161,7 +161,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
         return self.requests[index if len(self.requests) > 1 else 0]
 
     def splits(self) -> list[tuple[int, ...]]:
-        """Return how many rows each member of an alltoall sends to each."""
+        """Return how many rows each member of an alltoall sends to each member."""
         parts = len(self.members)
         requests = [self.request_of(i) for i in range(parts)]
         return [request.splits or (request.tensors[0].shape[0] // parts,) * parts for request in requests]

@@ -1,4 +1,4 @@
-"""The rules that a request must follow by itself: checked once per signature, at the call that is wrong.
+"""The rules for a single request, checked once per signature, in the call that is wrong.
 
 ``python -m horovod.core.rules`` prints the page ``docs/dtypes.md``.
 """
@@ -25,12 +25,12 @@ REDUCIBLE: dict[str, frozenset[ReduceOp]] = {
 
 
 def check(request: Request, members: Sequence[int] | None, rank: int) -> str:
-    """Return why a request of ``rank`` is wrong by itself, or an empty string.
+    """Return why a single request of ``rank`` is wrong, or an empty string.
 
     Args:
-        request: what was asked for.
-        members: ranks of its process set; None when there is no such set.
-        rank: who asks.
+        request: the request.
+        members: ranks of its process set; None if the set does not exist.
+        rank: the requesting rank.
     """
     verb = request.kind.name.lower().replace("_", " ")
     if members is None:

@@ -1,4 +1,4 @@
-"""Operations that some ranks have not submitted: which rank waits for which, and which wait for ever."""
+"""Find, in operations that some ranks have not submitted, the ranks that each rank waits for, and those deadlocked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
 
 
 def names(requests: Sequence[Request]) -> str:
-    """Return the first few operations in words, and how many there are besides."""
+    """Return the first few operations in words, and the number of the others."""
     return few([label(request) for request in requests])
 
 
@@ -39,7 +39,7 @@ def label(request: Request, times: int = 0) -> str:
 
 
 def who_waits_for_whom(waiting: Iterable[Waiting], blocked: Mapping[int, Request]) -> dict[int, Waiting]:
-    """Return, for each rank that is blocked in an operation, what it waits for and which ranks are missing there.
+    """Return, for each rank that is blocked in an operation, this operation with its missing ranks.
 
     Args:
         waiting: all operations that are not complete.
@@ -56,13 +56,13 @@ def who_waits_for_whom(waiting: Iterable[Waiting], blocked: Mapping[int, Request
 
 
 def circle(waits: Mapping[int, Waiting]) -> list[int]:
-    """Return ranks of which each is missing in what the one before waits for, and the first one where the last waits.
+    """Return a circle of ranks: each has not submitted the operation in which the rank before it waits.
 
     Args:
         waits: by rank, the operation in which it waits.
 
     Returns:
-        The shortest such circle, its smallest rank first; empty when there is none.
+        The shortest circle, its smallest rank first; empty if there is none.
     """
     best: list[int] = []
     for start in sorted(waits):
@@ -83,12 +83,12 @@ def circle(waits: Mapping[int, Waiting]) -> list[int]:
 def deadlocked(waits: Mapping[int, Sequence[Collection[int]]]) -> list[int]:
     """Return the ranks that can never go on, no matter what the other ranks do.
 
-    A rank is free if one of its threads waits only for ranks that are not among those considered stuck; what is left
-    when no free rank is found any more waits for itself.
+    A rank is free if one of its threads waits only for ranks that are not considered stuck. Free ranks are removed
+    until no rank is free; the remaining ranks wait for each other.
 
     Args:
-        waits: by rank of which *every* thread waits, for each operation that a thread waits in, the ranks that have
-            not submitted it. A rank that is not mentioned can still do anything.
+        waits: by rank, if *every* thread of it waits: the ranks that have not submitted the operation, for each
+            operation in which a thread waits. A rank without an entry can still do anything.
 
     Returns:
         Ascending; empty when there is no proof.

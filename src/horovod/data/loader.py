@@ -34,7 +34,7 @@ class BaseDataLoader:
         raise NotImplementedError
 
     def _process_batch(self, batch: Any) -> Any:
-        """Return what the consumer gets for ``batch``; runs in the consumer's thread."""
+        """Return the batch for the consumer, made from ``batch``; runs in the consumer's thread."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -49,11 +49,11 @@ class _Failure:
 
 
 class _End:
-    """Stands behind the last batch of an epoch."""
+    """Marks the end of an epoch, after its last batch."""
 
 
 class _Epoch:
-    """One pass over the data: a thread that prepares batches, and the end that takes them."""
+    """One pass over the data: a thread that prepares batches, and methods that take them."""
 
     def __init__(self, batches: Iterator[Any], ahead: int) -> None:
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -63,13 +63,13 @@ class _Epoch:
         self._thread.start()
 
     def take(self) -> Any:
-        """Return the next batch, or what stands in its place at the end."""
+        """Return the next batch, or at the end the mark of the end or of a failure."""
         batch = self._ready.get()
         self._room.release()
         return batch
 
     def close(self) -> None:
-        """End the thread; waits for the batch in the making."""
+        """End the thread; waits for the batch in preparation."""
         self._stopped = True
         self._room.release()
         self._thread.join()
@@ -89,17 +89,17 @@ class _Epoch:
 
 
 class AsyncDataLoaderMixin:
-    """Makes a ``BaseDataLoader`` prepare batches in a thread, up to a number of them ahead.
+    """Makes a ``BaseDataLoader`` prepare batches in a thread, a limited number of them ahead.
 
-    Put it before the loader's class. Each epoch has a thread of its own, which ends with the epoch, with
-    ``close_async_loader()``, or when the loop over it is left early. Errors of the loader are raised in
-    the loop.
+    Put it before the loader's class. Each epoch has its own thread, which ends with the epoch, with
+    ``close_async_loader()``, or when the caller leaves the loop over it early. The loop raises errors of
+    the loader.
 
     Args:
-        async_loader_queue_size: how many batches to prepare ahead; 0 does the work in the caller's thread.
+        async_loader_queue_size: number of batches to prepare ahead; 0 does the work in the caller's thread.
         debug_data_loader: print when an epoch's thread starts and ends.
-        args: for the loader's own class.
-        kwargs: for the loader's own class.
+        args: arguments of the loader's own class.
+        kwargs: named arguments of the loader's own class.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """End the threads; a loop that still runs over this loader raises."""
+        """End the threads; a loop that still runs over this loader raises an error."""
         while self._epochs:
             self._epochs.pop().close()
 

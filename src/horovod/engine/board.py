@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 __all__ = ["EVERY_SESSION", "Board", "Query", "TimelineSession"]
 
 EVERY_SESSION = (1 << 63) - 1
-"""The number of a recording by which a rank says that it tells nothing more."""
+"""The recording number with which a rank says that it will send no more events."""
 
 
 class Query:
@@ -23,7 +23,7 @@ class TimelineSession(NamedTuple):
     """A recording.
 
     Attributes:
-        number: counts recordings, from 1.
+        number: number of the recording, from 1.
         mark_cycles: whether executions are marked.
         since_ns: when it began.
         begin: the last entry of the log that does not belong to it.
@@ -50,10 +50,10 @@ class Board(Protocol):
         """Ask ``rank`` for something and return the number of the question."""
 
     def asked_by(self, rank: int) -> int:
-        """Return who waits for an answer of ``rank``, or -1."""
+        """Return the rank that waits for an answer of ``rank``, or -1."""
 
     def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wanted, who asks) if there is a new question to this rank."""
+        """Return (number, wanted, asking rank) if there is a new question to this rank."""
 
     def give_answer(self, number: int, text: bytes) -> None:
         """Answer question ``number`` and all before it."""
@@ -62,7 +62,7 @@ class Board(Protocol):
         """Return the answer of ``rank`` to question ``number``, or None while there is none."""
 
     def give_reason(self, text: bytes) -> None:
-        """Say why this rank fails or leaves; to be called before ``Peers`` says that it did."""
+        """Publish why this rank fails or leaves; call this before ``Peers`` reports it."""
 
     def reason(self, rank: int) -> bytes | None:
         """Return why ``rank`` failed or left, or None if it did not say."""
@@ -75,22 +75,22 @@ class Board(Protocol):
         """Begin or end a recording."""
 
     def finish_session(self, number: int) -> None:
-        """Say that this rank has told all that belongs to recording ``number`` and to those before it."""
+        """Report that this rank has sent all events of recording ``number`` and of those before it."""
 
     def finished_session(self, rank: int) -> int:
-        """Return the last recording about which ``rank`` has told everything."""
+        """Return the number of the last recording of which ``rank`` has sent all events."""
 
     def put_trace(self, data: bytes) -> bool:
         """Append to this rank's trace events; False when there is no room."""
 
     def take_trace(self, rank: int) -> bytes:
-        """Return what ``rank`` appended since the last call."""
+        """Return the trace events that ``rank`` appended since the last call."""
 
     def note_arrival(self, key: int, at_ns: int) -> None:
-        """Let the others know when this rank submitted something; ``key`` is the same on all ranks."""
+        """Publish when this rank submitted an operation; ``key`` is the same on all ranks."""
 
     def arrival(self, rank: int, key: int) -> int:
-        """Return when ``rank`` submitted something, or 0 if that is not known (any more)."""
+        """Return when ``rank`` submitted an operation, or 0 if the time is not known (any more)."""
 
     def close(self) -> None:
-        """Release what this process holds."""
+        """Release the resources of this process."""

@@ -1,4 +1,4 @@
-"""A call of a collective, besides its tensors: one description that travels from the binding to the transport."""
+"""The description of a collective call without its tensors; it travels from the binding to the transport."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Call(msgspec.Struct, frozen=True, cache_hash=True):
     Attributes:
         kind: which collective.
         name: the key of the match, which begins with the kind; empty for the order of submission.
-        op: for reductions.
+        op: the reduction, for reductions only.
         prescale: factor applied before a reduction.
         postscale: factor applied after it.
         root: global rank of a broadcast's root.
@@ -63,7 +63,7 @@ def call(
     """Return the one ``Call`` with these values; ``name`` as the user gave it, without the kind.
 
     Raises:
-        TypeError: the name is nothing that is the same on all ranks.
+        TypeError: the name is neither a string nor an integer.
     """
     if name is not None and not isinstance(name, (str, int)):
         raise TypeError(
@@ -77,7 +77,7 @@ class _Naming(threading.local):
     advice = ""
 
 
-#: Per thread: why operations need a name, and what to do; empty if they need none.
+#: Per thread: the advice in errors about unnamed operations; empty if operations need no name.
 naming = _Naming()
 
 
@@ -86,7 +86,7 @@ def named_only(advice: str) -> Iterator[None]:
     """Refuse unnamed operations of this thread inside the context.
 
     Args:
-        advice: for the error: why, and what to do.
+        advice: for the error: the reason and the remedy.
     """
     before, naming.advice = naming.advice, advice
     try:
@@ -96,5 +96,5 @@ def named_only(advice: str) -> Iterator[None]:
 
 
 def refuse_unnamed(unnamed: Call) -> None:
-    """Raise RequestError: ``named_only`` is in force, so that ``naming`` has an advice, and this call has no name."""
+    """Raise the RequestError for an unnamed call inside ``named_only``, with the advice in ``naming``."""
     raise RequestError(f"{unnamed.kind.name.lower()} has no name. {naming.advice}")

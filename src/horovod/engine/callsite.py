@@ -10,16 +10,16 @@ from horovod.tracebacks import PLUMBING
 
 __all__ = ["describe", "here", "user_frame"]
 
-# Whether it is plumbing, by the id of a code object; and the objects, so that their ids stay their own.
+# By id of a code object, whether it is plumbing; the list keeps the objects alive, so that no id is reused.
 _plumbing: dict[int, bool] = {}
 _known: list[CodeType] = []
 _MOST = 65536
 
 
 def user_frame() -> FrameType:
-    """Return the innermost frame of user code; on a thread that runs none, the outermost of all.
+    """Return the innermost frame of user code; on a thread without user code, the outermost frame.
 
-    The caller is a function of this package, and never the frame.
+    The caller must be a function of this package; its own frame is never returned.
     """
     frame = sys._getframe(2)
     try:
@@ -56,6 +56,6 @@ def describe(frame: FrameType) -> str:
 
 
 def here() -> str:
-    """Return ``at file:line`` of the user's line, or nothing on a thread that runs none, such as one of autograd."""
+    """Return ``at file:line`` of the user's line; empty on a thread without user code, as those of autograd."""
     frame = user_frame()
     return "" if _plumbing[id(frame.f_code)] else f"at {describe(frame)}"

@@ -1,7 +1,7 @@
-"""One per process: hands this rank's requests to the coordinator and runs the log in order.
+"""The engine of a process: hands this rank's requests to the coordinator and runs the log in order.
 
-``state`` decides, ``execution`` carries it out, ``loop`` says on which thread; this module is what the bindings see of
-them. Any thread may call it, a signal handler too, and may be interrupted anywhere in it.
+``state`` decides, ``execution`` carries the decisions out, ``loop`` chooses the thread; this module is the interface
+for the bindings. Any thread and any signal handler may call it, and may be interrupted anywhere in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Engine:
     Args:
         link: this rank's connections.
         config: the settings.
-        observer: is told what happens.
+        observer: receives the events of the engine.
 
     Attributes:
         rank: this rank.
@@ -45,7 +45,7 @@ class Engine:
         transport: moves the bytes.
         peers: the other ranks; None for one rank alone.
         ring: the records of this rank's operations.
-        past: what it has done in earlier generations of an elastic job; None in the first.
+        past: its statistics of the earlier generations of an elastic job; None in the first.
     """
 
     past: Stats | None = None
@@ -68,7 +68,7 @@ class Engine:
         observer.begin(self)
 
     def start(self) -> None:
-        """Say that this rank is here, and start its thread."""
+        """Announce this rank to its peers, and start the engine's thread."""
         if self.peers is not None:
             self.peers.enter()
         self._loop.start()
@@ -76,12 +76,12 @@ class Engine:
 
     @property
     def failure(self) -> errors.HorovodInternalError | None:
-        """Why this rank takes part no more, or None."""
+        """The error that ended this rank's participation, or None."""
         return self._state.failure
 
     @property
     def culprit(self) -> int:
-        """The rank because of which something failed here, or -1."""
+        """The rank that caused a failure here, or -1."""
         return self._execution.culprit
 
     @property
@@ -94,7 +94,7 @@ class Engine:
         return self._state.in_flight()
 
     def waits(self) -> dict[int, Handle]:
-        """Return what threads wait for, by identifier; one that has come just now may be missing."""
+        """Return the handle that each thread waits for, by thread identifier; the latest wait may be missing."""
         waits = list(self._state.waits.values())
         return {wait.thread: wait.handle for wait in waits if not wait.handle.done}
 
@@ -118,11 +118,11 @@ class Engine:
         """Submit one request.
 
         Args:
-            call: what is asked for.
+            call: the operation, without tensors.
             allocator: the framework's adapter.
             inputs: contiguous buffers, read until the handle is done.
             outputs: buffers to write, which may be the inputs; None to allocate.
-            transfer: brings tensors of a device to ``inputs`` and ``outputs`` back.
+            transfer: copies tensors of a device to ``inputs``, and ``outputs`` back to the device.
             patient: whether the caller is about to wait.
 
         Returns:
@@ -133,7 +133,7 @@ class Engine:
             RequestError: the request is wrong by itself.
             HorovodInternalError: the job has failed or ended.
 
-        An exception that comes from elsewhere, such as from a signal handler, finds the request in flight or withdrawn.
+        After an exception from elsewhere, as from a signal handler, the request is in flight or withdrawn.
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
         self._loop.submit(handle, patient)
@@ -190,7 +190,7 @@ class Engine:
             The output buffers.
 
         Raises:
-            HorovodInternalError: what went wrong, see ``horovod.errors``.
+            HorovodInternalError: the operation or the job has failed, see ``horovod.errors``.
         """
         if not handle.done:
             times = handle.times
@@ -209,7 +209,7 @@ class Engine:
         return handle.done
 
     def pause(self, act: Callable[[], None]) -> None:
-        """Call ``act`` while no operation is being executed, so that it may change what those in flight work on."""
+        """Call ``act`` while no operation is being executed, so that it may change data of operations in flight."""
         self._loop.pause(act)
 
     def poll(self, handle: Handle) -> bool:
@@ -220,7 +220,7 @@ class Engine:
         return done
 
     def stats(self) -> Stats:
-        """Return what this rank has done, in all generations."""
+        """Return the statistics of this rank over all generations."""
         usage = self._requests.usage(list(self._state.inbox))
         own = Stats(
             elapsed_s=(now() - self._born_ns) / 1e9,
@@ -236,14 +236,14 @@ class Engine:
         return own if self.past is None else own.after(self.past)
 
     def abort(self, error: errors.HorovodInternalError) -> None:
-        """Take part no more: every wait of every thread ends with ``error``, also in the middle of an operation.
+        """Fail this rank: every wait of every thread ends with ``error``, also in the middle of an operation.
 
-        The other ranks learn that this one has failed. Does not block; ``stop`` releases what is left.
+        The other ranks learn that this one has failed. Does not block; ``stop`` releases the resources.
         """
         self._loop.abort(error)
 
     def stop(self, reason: str) -> None:
-        """Leave the job: what is in flight here is abandoned; ranks that wait for this one get ``reason``.
+        """Leave the job: abandon operations in flight here; ranks that wait for this one get ``reason``.
 
         May be called again, and by several threads.
         """

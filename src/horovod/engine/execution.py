@@ -1,4 +1,4 @@
-"""Carries out what ``state`` decides: sends submissions, lets the transport execute the log, fails, and leaves.
+"""Carries out the decisions of ``state``: sends submissions, lets the transport execute the log, fails, and leaves.
 
 All of it runs on the thread that has the turn, unless a method says otherwise.
 """
@@ -28,11 +28,11 @@ class Execution:
 
     Args:
         link: this rank's connections.
-        requests: what stands for them.
-        observer: is told when this rank fails.
+        requests: the cache of this rank's requests.
+        observer: learns when this rank fails.
 
     Attributes:
-        state: what is in flight, and how far the log is.
+        state: the operations in flight, and the place in the log.
     """
 
     def __init__(self, link: Link, requests: RequestCache, observer: Observer) -> None:
@@ -41,9 +41,9 @@ class Execution:
         self._requests = requests
         self._observer = observer
         self._watch = link.watch
-        # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
+        # Engine and coordinator share one table of process sets: at home the coordinator changes it, elsewhere the log.
         self.state = EngineState(link.rank, link.generation.sets, link.coordinator is None, self.describe)
-        # Called again and again while a thread waits, so without a detour.
+        # A waiting thread uses these again and again, so avoid the longer attribute paths.
         self._inbox, self._unsettled, self._log_has_news = self.state.inbox, self.state.unsettled, link.channel.has_news
         self._to_wake: list[Handle] = []
         self._delayed = 0
@@ -52,7 +52,7 @@ class Execution:
 
     @property
     def culprit(self) -> int:
-        """The rank because of which something failed here, or -1."""
+        """The rank that caused a failure here, or -1."""
         failure = self.state.failure
         return failure.rank if isinstance(failure, errors.PeerLostError) else self.state.culprit
 
@@ -77,7 +77,7 @@ class Execution:
         return False
 
     def step(self, awaited: bool) -> None:
-        """Take over what was submitted and execute what the log holds; after a failure, fail what is in flight.
+        """Take over submissions and execute the new log entries; after a failure, fail all operations in flight.
 
         Args:
             awaited: whether a thread of this rank waits for a result.
@@ -95,7 +95,7 @@ class Execution:
         self.advance()
 
     def _accept(self, patient: bool) -> None:
-        """Tell the coordinator what was submitted.
+        """Send new submissions to the coordinator.
 
         Args:
             patient: whether a thread waits for a result, so that other ranks need not be woken at once.
@@ -114,14 +114,14 @@ class Execution:
             if cached.inline is not None:
                 try:
                     note = self._transport.offer(handle, cached.inline)
-                except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
+                except Exception as error:  # no memory for the copy; no other rank knows of the submission yet
                     state.rejected(handle)
                     self._fail(handle, error)
                     continue
             self._channel.submit(cached.id, note, patient)
 
     def advance(self) -> None:
-        """Execute what the log holds.
+        """Execute the new log entries.
 
         Raises:
             HorovodInternalError: an entry could not be executed; this rank is out of step for good.
@@ -158,7 +158,7 @@ class Execution:
             record = handle.times
             record[STARTED], record[SEQUENCE], record[TOGETHER] = started, sequence, together
         if self._to_wake:
-            # An operation whose data was sent along takes no time and does not block: do a few more before waking.
+            # An operation whose data came with its requests is fast and never blocks: do a few more before waking.
             self._delayed += 1
             if not notes or self._delayed >= _MOST_DELAYED:
                 self._wake()
@@ -171,7 +171,7 @@ class Execution:
             fence = self._transport.run(sequence, batch, notes)
         except BaseException as error:
             if len(members) == 1 and isinstance(error, Exception):
-                for handle in handles:  # nobody else is out of step: only these fail
+                for handle in handles:  # no other rank takes part, so only these fail
                     self._fail(handle, error)
                 return
             for handle in handles:
@@ -192,7 +192,7 @@ class Execution:
             handle.times[ENDED] = ended
             handle.finish(None if handle.transfer is None else handle.deliver(), wake=False)
             if handle.waiters:
-                # A thread that is woken now has to wait for the interpreter until this one has nothing more to do.
+                # Wake it later: now it would have to wait for the interpreter until this thread is idle.
                 self._to_wake.append(handle)
 
     def _fail(self, handle: Handle, error: Exception) -> None:
@@ -200,7 +200,7 @@ class Execution:
         handle.finish(error)
 
     def _wake(self) -> None:
-        """Wake the threads that wait for what is done."""
+        """Wake the threads that wait for finished operations."""
         self._delayed = 0
         for handle in self._to_wake:
             handle.wake()
@@ -214,7 +214,7 @@ class Execution:
     # -- the other ranks -----------------------------------------------------------------------------------------
 
     def tick(self, waited_s: float) -> None:
-        """Look after the other ranks; raises when there is no point in waiting.
+        """Check the other ranks; raise when waiting is pointless.
 
         Args:
             waited_s: for how long this rank has waited, in seconds.
@@ -239,7 +239,7 @@ class Execution:
         return coordinator is None or not coordinator.is_waiting
 
     def late(self) -> int:
-        """Return a rank that has not done its part of what this one has, or -1."""
+        """Return a rank that has not done its part of an operation while this rank has; -1 if there is none."""
         for fence, members, _ in self.state.unsettled:
             for rank in members:
                 if not self._transport.settled((rank,), fence):
@@ -260,7 +260,7 @@ class Execution:
         failure = self.state.fail(error)
         if failure is None:
             return
-        self._log_has_news = lambda: False  # the log concerns this rank no more
+        self._log_has_news = lambda: False  # this rank ignores the log from now on
         if not self._is_announced:
             link = self._link
             if link.board is not None:
@@ -271,7 +271,7 @@ class Execution:
         self.sweep()
 
     def sweep(self) -> None:
-        """Fail everything in flight; on any thread, once the engine's has ended."""
+        """Fail all operations in flight; any thread may call this once the engine's thread has ended."""
         for handle in self.state.clear():
             self._fail(handle, self.state.error())
 
@@ -280,7 +280,7 @@ class Execution:
         self._observer.conclude()
 
     def leave(self, reason: str) -> None:
-        """Take part no more, and tell the others why; what is in flight here fails."""
+        """Leave the job and tell the other ranks why; operations in flight here fail."""
         link, state = self._link, self.state
         if state.failure is None:
             if link.coordinator is not None:
@@ -294,9 +294,9 @@ class Execution:
         self.sweep()
 
     def announce(self, reason: str) -> None:
-        """Tell the others beside the log that this rank takes part no more; on any thread.
+        """Tell the other ranks, outside the log, that this rank has left; any thread may call this.
 
-        Blocks while the engine's thread says its last words, which has limits of its own.
+        Blocks while the engine's thread announces its end or closes the board; both have time limits of their own.
         """
         link = self._link
         with self._parting:
@@ -309,7 +309,7 @@ class Execution:
                 link.peers.leave(self.culprit)
 
     def close(self) -> None:
-        """Release what this rank has shared with the others."""
+        """Release the resources that this rank shares with the others."""
         link = self._link
         self._observer.close()
         with self._parting:

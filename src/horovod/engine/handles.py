@@ -29,27 +29,27 @@ class Allocator(Protocol):
 
 
 class Transfer(Protocol):
-    """How tensors of a device come to the host and back; see ``horovod.bindings.adapter.Stage``."""
+    """Copies tensors of a device to the host and back; see ``horovod.bindings.adapter.Stage``."""
 
     def before(self) -> None:
         """Block until the inputs are in host memory."""
 
     def after(self, outputs: Sequence[Buffer]) -> None:
-        """Start to bring the outputs back."""
+        """Start to copy the outputs back."""
 
 
 class CachedRequest:
     """A request that this rank has submitted before.
 
     Attributes:
-        id: what stands for it in a submission; -1 while it is not declared.
-        request: what was declared.
-        nbytes: of all tensors.
-        inline: what the transport needs to send the data along with the request; None if it does not.
+        id: its number in submissions; -1 until it is declared.
+        request: the request.
+        nbytes: bytes of all tensors.
+        inline: state for the transport to send the data along with the request; None if it does not do so.
         name: its process set and its name; None if it has no name.
         in_flight: submissions that are not done.
         uses: all submissions.
-        pin: keeps alive what the key refers to by id.
+        pin: the object that the cache key refers to by id; kept alive here.
     """
 
     __slots__ = ("id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
@@ -70,11 +70,11 @@ class Handle(Work, kw_only=True, eq=False):
 
     Attributes:
         allocator: the framework's adapter.
-        cached: what was submitted.
+        cached: the submitted request.
         times: see ``horovod.engine.times``.
         transfer: for tensors of a device, else None.
         accepted: whether the engine has taken it over from the thread that submitted it.
-        done: whether it ended, well or not.
+        done: whether it has ended, with success or failure.
         error: why it failed, or None.
         result: the answer of an operation that answers with a number.
         received_splits: rows that came from each member of an alltoall.
@@ -90,7 +90,7 @@ class Handle(Work, kw_only=True, eq=False):
     error: BaseException | None = None
     result: int = 0
     received_splits: tuple[int, ...] = ()
-    # A lock's type has no name of its own. Each thread has one: to share it, two that come at once had to agree.
+    # Any, because a lock's type has no name. One lock per thread: threads that come at once cannot agree on one.
     waiters: list[Any] = msgspec.field(default_factory=list)
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
@@ -112,20 +112,20 @@ class Handle(Work, kw_only=True, eq=False):
         return over(memory, shape, dtype) if over is not None and memory is not None else None
 
     def deliver(self) -> Exception | None:
-        """Bring the outputs to their device, now that no other rank writes to them; return what went wrong on it."""
+        """Copy the outputs to their device, now that no other rank writes to them; return the error, or None."""
         assert self.transfer is not None
         try:
             self.transfer.after(self.outputs)
-        except Exception as error:  # all have done their part, so nobody is out of step
+        except Exception as error:  # all ranks have done their part, so none is out of step
             return error
         return None
 
     def finish(self, error: BaseException | None = None, wake: bool = True) -> None:
-        """Mark the handle as ended, and wake who sleeps on it.
+        """Mark the handle as ended, and wake the threads that sleep on it.
 
         Args:
             error: why it failed, or None.
-            wake: False where ``wake`` is going to be called soon.
+            wake: False if the caller is going to call ``wake`` soon.
         """
         if self.done:
             return
@@ -139,9 +139,9 @@ class Handle(Work, kw_only=True, eq=False):
             self.wake()
 
     def wake(self) -> None:
-        """Wake all who sleep on it."""
+        """Wake all threads that sleep on it."""
         for waiter in list(self.waiters):
             try:
                 waiter.release()
             except RuntimeError:
-                pass  # another thread has: to look first whether it is locked would not keep that from happening
+                pass  # another thread has released it; a check before ``release`` could not prevent this race

@@ -1,4 +1,4 @@
-"""Looks after the other ranks, and says when there is no point in waiting for them any more."""
+"""Watches the other ranks, and raises an error when waiting for them is pointless."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horovod.engine.ports import Channel, Observer, Peers, Progress
 
 __all__ = ["Liveness", "encode_reason"]
 
-#: How long a rank that leaves may go on with the operation that it is in.
+#: Seconds for which a leaving rank may go on with its current operation.
 _LEAVE_S = 1.0
 _STALLS = (errors.StallError, errors.DeadlockError)
 
@@ -20,20 +20,20 @@ class Liveness:
 
     Args:
         rank: this rank.
-        generation: who takes part.
+        generation: the members of the job.
         peers: the processes of the other ranks.
-        board: where they say why they fail or leave.
-        observer: knows of stalls.
+        board: where they publish why they fail or leave.
+        observer: detects stalls.
 
     Attributes:
-        aborted: with what every wait ends; None as long as it may go on.
+        aborted: the error with which every wait ends; None while waits may go on.
     """
 
     def __init__(self, rank: int, generation: Generation, peers: Peers, board: Board, observer: Observer) -> None:
         self._rank = rank
         self._generation = generation
         self.aborted: errors.HorovodInternalError | None = None
-        # The ranks that bring the log here: without them nothing can be waited for.
+        # The ranks that bring the log here: without them, waiting is pointless.
         self._sources = [other for other in (generation.neighbours(rank)[0], generation.home) if other != rank]
         self._has_lost = False
         self._peers = peers
@@ -59,14 +59,14 @@ class Liveness:
         self._observer.in_execution(rank, waited_s)
 
     def abort(self, error: errors.HorovodInternalError) -> None:
-        """End what this rank waits for, at its next look; called by any thread."""
+        """End the waits of this rank, at its next check; called by any thread."""
         self.aborted = error
 
     def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
-        """Raise when waiting for the log is pointless; at home also tell the coordinator who has left.
+        """Raise when waiting for the log is pointless; at home also tell the coordinator which ranks have left.
 
         Args:
-            log: what this rank waits for.
+            log: this rank's operations in flight, and its place in the log.
             channel: its path to the coordinator.
             waited_s: how long this rank has waited, in seconds.
         """
@@ -78,7 +78,7 @@ class Liveness:
             # The lost rank's last operations are in the log by now, and may be all that this rank waits for.
             log.advance()
             raise self._lost(lost, self._waited_in(log))
-        # A rank that waits for nothing may go on alone.
+        # A rank without operations in flight may go on alone.
         for source in self._sources:
             if peers.has_left(source) and not log.is_idle() and not log.has_news():
                 raise self._lost(peers.culprit_of(source), self._waited_in(log))
@@ -95,7 +95,7 @@ class Liveness:
         return log.describe(waiting[0])
 
     def _lost(self, rank: int, waited_in: str) -> errors.HorovodInternalError:
-        """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
+        """Return the error to raise because ``rank`` is gone; after a stall, the same error as on that rank."""
         self._has_lost = True
         stall, why = self._reason_of(rank)
         if stall is not None:
@@ -105,7 +105,7 @@ class Liveness:
         return errors.PeerLostError(waited_in_vain(fate, self._rank, waited_in), rank=rank, pid=pid)
 
     def _reason_of(self, rank: int) -> tuple[type[errors.StallError] | None, str]:
-        """Return the kind of stall that made ``rank`` fail, if one did, and why it failed or left, if it said so."""
+        """Return the type of the stall error of ``rank``, or None, and its reason, empty if it gave none."""
         text = self._board.reason(rank)
         if text is None:
             return None, ""
@@ -114,11 +114,11 @@ class Liveness:
 
 
 def encode_reason(failure: errors.HorovodInternalError | None, why: str) -> bytes:
-    """Return what a rank leaves on the board.
+    """Return the message that a rank leaves on the board.
 
     Args:
-        failure: because of which it fails; None if it leaves.
-        why: in words.
+        failure: the error with which it fails; None if it leaves.
+        why: the reason, as text.
     """
     kind = type(failure).__name__ if failure is not None else ""
     return f"{kind}\n{why}".encode(errors="backslashreplace")

@@ -1,10 +1,10 @@
-"""The engine's thread, the turn, and how threads sleep.
+"""The engine's thread, the turn, and the sleep of threads.
 
-The thread that has the *turn* runs the log. The engine has a thread of its own for it, so that communication overlaps
-with computing; it sleeps in the kernel until somebody rings, and never polls. A thread that waits for a result does
-the work itself where nothing can interrupt it, because to hand a small operation to another thread and back costs more
-than the operation. Elsewhere, such as in a main thread with the handler of an alarm, it sleeps on a lock, and the
-engine's thread, which no signal interrupts, does the work. So the engine goes on in any case.
+The thread that has the *turn* runs the log. The engine has its own thread for this, so that communication overlaps
+with computing. This thread sleeps in the kernel until its doorbell rings, and never polls. A thread that waits for a
+result does the work itself if nothing can interrupt it, because handing a small operation to another thread and back
+costs more than the operation. Otherwise, for example in a main thread with an alarm handler, it sleeps on a lock, and
+the engine's thread does the work, because no signal interrupts it. So the engine makes progress in any case.
 
 Python runs finalizers wherever it collects garbage, also while a thread executes the log. A finalizer that waits there
 would wait for its own thread; it gets an error.
@@ -30,15 +30,15 @@ from horovod.errors import HorovodInternalError, RequestError
 
 __all__ = ["Loop"]
 
-#: Seconds between two looks at the other ranks; while records wait for a slow reader; and while nothing is in flight,
-#: as a rank is rung for everything that concerns it then.
+#: Seconds of sleep: between two checks of the other ranks; while records wait for a slow reader; and while nothing is
+#: in flight, because then the doorbell rings for everything that concerns this rank.
 _LOOK_S, _BEHIND_S, _IDLE_S = 0.1, 0.001, 30.0
-#: A thread that has submitted nothing for so many seconds does something else now; and how often to wait for that.
+#: Seconds without a submission after which a thread counts as doing other work; and how often to wait for that.
 _QUIET_S, _PAUSES = 0.0005, 40
 _WITHIN = (
-    "a finalizer, such as __del__ or a callback of weakref, waits for a collective, but was called while its own "
-    "thread executes another one, so that this would wait for ever; the operation stays in flight. Call collectives "
-    "elsewhere; what does not wait, such as hvd.stats() and operations with _async, works there, too"
+    "a finalizer (__del__ or a callback of weakref) waits for a collective while its own thread executes another "
+    "one: this would wait for ever. The operation stays in flight. Call collectives outside finalizers; calls that do "
+    "not wait, for example hvd.stats() and operations with _async, work there, too"
 )
 
 
@@ -47,11 +47,11 @@ class Loop:
 
     Args:
         execution: the work.
-        link: tells when to sleep, and for how long. A rank alone works only when somebody wants a result: names in
-            flight, and ``poll``, behave as in a job of several ranks.
+        link: this rank's connections. A rank alone works only when a thread wants a result, so that names in flight
+            and ``poll`` behave as in a job of several ranks.
 
     Attributes:
-        is_over: whether the engine's thread has ended, or will without another look at what was submitted.
+        is_over: whether the engine's thread has ended, or will end without another look at the submissions.
     """
 
     def __init__(self, execution: Execution, link: Link) -> None:
@@ -91,7 +91,7 @@ class Loop:
         finally:
             if not patient:
                 self._state.submitted_ns = handle.times[SUBMITTED]
-            # A thread that does the work may sleep, too, and the engine's thread leaves the submission to it.
+            # A thread that does the engine's work may sleep, too; the engine's thread leaves the submission to it.
             if (self._is_asleep or self._state.waits) and not (self._signals.allows() if patient else self._is_alone):
                 self._wake()
             if self.is_over:
@@ -133,14 +133,14 @@ class Loop:
                         break
                 finally:
                     self._signals.leave()
-                # A handler of a signal has had its turn, and raised nothing.
+                # A signal handler has run and raised nothing.
                 if limit_s < math.inf:
                     return
             if not handle.done:
                 self._wait_behind(handle, limit_s)
         finally:
             if limit_s < math.inf and not handle.done:
-                # The engine's thread, which may have nothing else in flight, goes on.
+                # The engine's thread goes on; it may have been idle.
                 self._wake()
 
     def _work_if_free(self, handle: Handle, limit_s: float) -> bool:
@@ -172,7 +172,7 @@ class Loop:
                     left_s -= slice_s
                     if self.is_over:
                         self._execution.sweep()
-                        handle.finish(self._state.error())  # an interrupt may have lost it
+                        handle.finish(self._state.error())  # an interrupt may have removed it from the tables
         finally:
             waits.pop(id(wait), None)
 
@@ -185,7 +185,7 @@ class Loop:
         return signal
 
     def pause(self, act: Callable[[], None]) -> None:
-        """Call ``act`` while no thread executes anything; a first Ctrl-C waits until it is over."""
+        """Call ``act`` while no thread executes an operation; a first Ctrl-C waits until ``act`` is over."""
         me, owners = get_ident(), self._state.owners
         if me in owners:
             raise RequestError(_WITHIN)
@@ -204,11 +204,11 @@ class Loop:
             self._signals.leave()
 
     def look(self) -> None:
-        """Let the engine look now whether something is done that nobody waits for."""
+        """Let the engine check now for finished operations, even if no thread waits for one."""
         self._is_asked = True
         if self._is_asleep:
             self._wake()
-        # The engine's thread needs the interpreter, which a caller that polls in a loop would keep.
+        # Give the interpreter to the engine's thread: a caller that polls in a loop would keep it.
         time.sleep(0)
 
     def abort(self, error: HorovodInternalError) -> None:
@@ -247,7 +247,7 @@ class Loop:
     # -- the work ------------------------------------------------------------------------------------------------
 
     def _work(self, handle: Handle, limit_s: float) -> None:
-        """Do the work until ``handle`` is done, or for so long; the caller has the turn, and gives it up here."""
+        """Do the work until ``handle`` is done or ``limit_s`` is over; release the caller's turn at the end."""
         doorbell, execution, signals, state = self._doorbell, self._execution, self._signals, self._state
         last_look = started = 0.0
         heard = -1
@@ -284,7 +284,7 @@ class Loop:
                     is_working = False
         except BaseException as error:
             if not is_working:
-                raise  # another thread has set it, or it is a second Ctrl-C: nothing is half done
+                raise  # set by another thread, or a second Ctrl-C: nothing is half done
             execution.abandon(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -303,7 +303,7 @@ class Loop:
 
     def _run(self) -> None:
         if not self._begun.acquire(False):
-            return  # start() was interrupted, and the job left
+            return  # start() was interrupted, and this rank has left the job
         doorbell, execution, state = self._doorbell, self._execution, self._state
         state.owners.add(me := get_ident())  # it never waits for an operation
         self._last_look = time.monotonic()
@@ -328,7 +328,7 @@ class Loop:
                 if not is_due and state.reason is None:
                     doorbell.sleep(heard, slice_s, parked=True)
                 elif self._turn.locked():
-                    # A waiting thread does it.
+                    # A waiting thread does the work.
                     doorbell.sleep(heard, _LOOK_S, parked=True)
                 self._is_asleep = False
                 if not execution.has_news():
@@ -339,9 +339,9 @@ class Loop:
         state.owners.discard(me)
 
     def _let_submit(self) -> None:
-        """Wait, on a rank with one core, until its thread has submitted one operation after the other.
+        """Wait, on a rank with one core, until its thread has submitted its sequence of operations.
 
-        Otherwise the two take turns, which made fifty allreduces of 1 MiB a fifth slower.
+        Otherwise the two threads alternate, which made fifty allreduces of 1 MiB a fifth slower.
         """
         for _ in range(_PAUSES):
             left_s = _QUIET_S - self._state.quiet_s(now())
@@ -350,7 +350,7 @@ class Loop:
             time.sleep(left_s)
 
     def _take_turn(self, heard: int) -> float:
-        """Do what there is to do; return for how long the thread may sleep, or 0 if it has slept."""
+        """Do the pending work; return the seconds that the thread may sleep, or 0 if it has slept."""
         doorbell, execution = self._doorbell, self._execution
         doorbell.awake()
         execution.step(self._is_awaited())
@@ -371,7 +371,7 @@ class Loop:
             self._is_asleep = False
             return 0
         doorbell.park()
-        # Only after a look it may sleep for long: it may have been rung for what that shows.
+        # Sleep for long only after a check of the other ranks: the doorbell may have rung for them.
         return _IDLE_S if has_looked and slice_s == _LOOK_S and execution.is_quiet() else slice_s
 
     def _slice_s(self) -> float:

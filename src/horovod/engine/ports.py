@@ -1,7 +1,7 @@
 """The protocols between the engine and its surroundings: channel, doorbell, peers, board, transport, observer.
 
 A *link* assembles one set of ``Channel``, ``Doorbell``, ``Peers``, ``Board`` and ``Transport``: one for a rank alone,
-one for the ranks of a host. The engine knows none of them, and neither of them knows the engine.
+one for the ranks of a host. The engine depends on none of these sets, and none of them depends on the engine.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Channel(Protocol):
 
         Args:
             signature: its number.
-            note: what the transport sends along, for those of the other members.
+            note: a number from the transport for the transports of the other members.
             patient: whether the caller is about to wait for it.
         """
 
     def leave(self, reason: str) -> None:
-        """Take part no more."""
+        """Leave the job."""
 
     def has_news(self) -> bool:
-        """Whether ``next`` has something, or the coordinator has work."""
+        """Whether ``next`` has an entry, or the coordinator has work."""
 
     def next(self) -> LogEntry | None:
         """Return the next log entry, or None."""
@@ -69,63 +69,63 @@ class Channel(Protocol):
         """Whether records wait for a slow reader; then sleep only briefly."""
 
     def tend(self, fate: Callable[[int], str]) -> None:
-        """Where the coordinator runs: tell it who has left without a word, and publish what it decided.
+        """Where the coordinator runs: tell it which ranks have left silently, and publish its decisions.
 
         Args:
-            fate: says in words how a rank ended.
+            fate: returns in words how a rank ended.
         """
 
 
 class Doorbell(Protocol):
-    """Sleep until something happened, and wake others.
+    """Lets a rank sleep until an event, and wakes other ranks.
 
-    The engine's thread and one that waits for a result may sleep here at once: what wakes a rank wakes both.
+    The engine's thread and a thread that waits for a result may sleep here at once: a ring wakes both.
     """
 
     @property
     def share(self) -> int:
-        """Cores that there are for this rank, at least 1."""
+        """Number of cores for this rank, at least 1."""
 
     def heard(self) -> int:
-        """Return how often this rank was rung for."""
+        """Return how often this rank's doorbell has rung."""
 
     def ring(self) -> None:
         """Wake this rank's own engine."""
 
     def ring_deferred(self) -> None:
-        """Wake those whom ``Channel.submit`` left for later; before this rank sleeps or does other things."""
+        """Wake the ranks that ``Channel.submit`` left for later; call before this rank sleeps or does other work."""
 
     def awake(self) -> int:
-        """Say that this rank's engine looks by itself, so that nobody need wake it; return what ``heard`` does."""
+        """Announce that this rank's engine looks by itself and needs no ring; return the value of ``heard``."""
 
     def park(self) -> None:
-        """Say that the engine is going to sleep while its rank does something else, and ``ring_deferred``.
+        """Announce that the engine is going to sleep while its rank does other work, and ``ring_deferred``.
 
-        Look once more, after this call, for the news that it sleeps for.
+        Check for the awaited news once more after this call.
         """
 
     def announce(self, goal: int) -> None:
-        """Say that the engine is going to sleep while its rank waits; what it waits for must be looked at once more.
+        """Announce that the engine is going to sleep while its rank waits; check for news once more after this call.
 
         Args:
-            goal: the number of settled entries that all members must reach before it goes on; 0 if it waits for none.
+            goal: the fence that all members must reach before it goes on; 0 if it waits for none.
         """
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
-        """Sleep until this rank was rung for more often than ``heard``.
+        """Sleep until this rank's doorbell has rung more often than ``heard``.
 
         Args:
-            heard: see there.
+            heard: an earlier result of the method ``heard``.
             timeout_s: seconds, at most.
-            parked: whether the rank does something else meanwhile.
+            parked: whether the rank does other work meanwhile.
         """
 
     def look(self, has_come: Callable[[], bool]) -> bool:
-        """Look for a while before going to sleep; return whether ``has_come`` was true."""
+        """Check ``has_come`` for a while before going to sleep; return whether it was true."""
 
 
 class Peers(Protocol):
-    """The other ranks' processes: who is alive, who has left, how they ended."""
+    """The other ranks' processes: whether they live, whether they have left, how they ended."""
 
     def enter(self) -> None:
         """Say that this rank takes part."""
@@ -137,40 +137,40 @@ class Peers(Protocol):
         """Say that this rank has failed, because of ``culprit`` unless that is -1."""
 
     def is_alarmed(self) -> bool:
-        """Whether a rank has ended, failed or left since ``gone`` has looked."""
+        """Whether a rank has ended, failed or left since the last call of ``gone``."""
 
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said that it has left."""
 
     def gone(self) -> int | None:
-        """Return a rank that died or failed without leaving, or because of which one failed; None if all is well."""
+        """Return a rank that died or failed without leaving, or that made another rank fail; None if all is well."""
 
     def culprit_of(self, rank: int) -> int:
-        """Return because of whom ``rank`` left."""
+        """Return the rank because of which ``rank`` left."""
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of ``rank`` has ended; for any thread."""
 
     def fate(self, rank: int, why: str = "") -> str:
-        """Return in words how ``rank`` ended; ``why`` is what it said itself."""
+        """Return in words how ``rank`` ended; ``why`` is the reason that it gave."""
 
     def process(self, rank: int) -> tuple[str, float]:
-        """Return what the kernel says about the process of ``rank``: the letter of its state in /proc, X when it is
-        gone and ``?`` when that is not known here (yet); and the seconds of processor time that it has used.
+        """Return the kernel's data on the process of ``rank``: the letter of its state in /proc, X when it is gone
+        and ``?`` when it is not known here (yet); and the seconds of processor time that it has used.
         """
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
         """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""
 
     def close(self) -> None:
-        """Release what this process holds."""
+        """Release the resources of this process."""
 
 
 class Progress(Protocol):
     """The operations of a rank that are in flight, and its place in the log."""
 
     def advance(self) -> None:
-        """Execute what the log holds."""
+        """Execute the new log entries."""
 
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
@@ -185,29 +185,29 @@ class Progress(Protocol):
         """Whether there is something to do."""
 
     def late(self) -> int:
-        """Return a rank that has not done its part of what this one has, or -1."""
+        """Return a rank that has not done its part of an operation while this rank has; -1 if there is none."""
 
 
 class Monitor(Watch, Protocol):
-    """Says when there is no point in waiting; a ``Watch`` for transports, too.
+    """Raises an error when waiting is pointless; also a ``Watch`` for transports.
 
     Attributes:
-        aborted: with what every wait ends; None as long as it may go on.
+        aborted: the error with which every wait ends; None while waits may go on.
     """
 
     aborted: HorovodInternalError | None
 
     def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
-        """Raise when waiting for the log is pointless; at home also tell the coordinator who has left.
+        """Raise when waiting for the log is pointless; at home also tell the coordinator which ranks have left.
 
         Args:
-            log: what this rank waits for.
+            log: this rank's operations in flight, and its place in the log.
             channel: its path to the coordinator.
             waited_s: how long this rank has waited, in seconds.
         """
 
     def abort(self, error: HorovodInternalError) -> None:
-        """End what this rank waits for, at its next look; called by any thread."""
+        """End the waits of this rank, at its next check; called by any thread."""
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ class Link:
 
     Attributes:
         rank: this rank.
-        generation: who takes part.
+        generation: the members of the job.
         channel: its path to the coordinator.
         transport: moves the bytes.
-        coordinator: at home, else None.
+        coordinator: the coordinator if it runs here, else None.
         doorbell: lets its engine sleep.
         peers: None for a rank alone.
         board: None for a rank alone.
@@ -254,69 +254,69 @@ class Subject(Protocol):
 
     @property
     def failure(self) -> HorovodInternalError | None:
-        """Why it takes part no more, or None."""
+        """The error that ended its participation, or None."""
 
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
 
     def waits(self) -> dict[int, Handle]:
-        """Return what threads wait for, by identifier."""
+        """Return the handle that each thread waits for, by thread identifier."""
 
     def count(self, request: Request) -> tuple[int, int]:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
 
     def stats(self) -> Stats:
-        """Return what this rank has done, in numbers."""
+        """Return the statistics of this rank."""
 
 
 class Observer(Protocol):
-    """Watches an engine: learns what happens, and says now and then whether all is well.
+    """Watches an engine: learns its events, and now and then checks its health.
 
     ``attend``, ``tick`` and ``in_execution`` are called by the thread that has the turn.
     """
 
     def begin(self, subject: Subject) -> None:
-        """Take note of whom to observe; called once, before anything else."""
+        """Take the engine to observe; called once, before all other methods."""
 
     def start(self) -> None:
-        """The rank takes part from now on."""
+        """Note that the rank takes part from now on."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether ``tick`` should come again soon."""
+        """Whether ``tick`` should be called again soon."""
 
     def attend(self) -> None:
         """Answer other ranks' questions, if there are any."""
 
     def tick(self) -> None:
-        """Look whether something waits for too long.
+        """Check whether an operation waits for too long.
 
         Raises:
-            StallError: it has.
+            StallError: an operation has waited for too long.
         """
 
     def in_execution(self, rank: int, waited_s: float) -> None:
-        """Look whether ``rank`` is waited for, in the middle of an operation, for too long.
+        """Check whether this rank has waited for ``rank`` for too long in the middle of an operation.
 
         Raises:
-            StallError: it is.
+            StallError: this rank has waited for too long.
         """
 
     def failed(self, failure: HorovodInternalError) -> None:
-        """The rank takes part no more."""
+        """Note that the rank has failed."""
 
     def stop(self) -> None:
-        """The rank is about to leave; called by the thread that wants it, which may be interrupted."""
+        """Note that the rank is about to leave; called by the thread that stops it, which may be interrupted."""
 
     def conclude(self) -> None:
-        """The rank leaves now; called by the engine's thread."""
+        """Note that the rank leaves now; called by the engine's thread."""
 
     def close(self) -> None:
-        """The link is about to be released."""
+        """Note that the link is about to be released."""
 
 
 class _Silent:
-    """Sees nothing and says nothing."""
+    """An observer that does nothing."""
 
     is_busy = False
 
@@ -339,5 +339,5 @@ class _Silent:
     def close(self) -> None: ...
 
 
-#: The observer of an engine that nobody observes.
+#: The observer of an engine without observer.
 SILENT: Observer = _Silent()

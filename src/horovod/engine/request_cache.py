@@ -1,4 +1,4 @@
-"""The requests of this rank and the numbers that stand for them: its half of Horovod's response cache."""
+"""The requests of this rank and their numbers: its half of Horovod's response cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["RequestCache"]
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
 #: Members write to each other's results in these, unless the framework makes results in its own memory.
 _EXCHANGES = frozenset(filter(has_rows_of_others, Kind))
-#: How many that are in flight are looked at for one that can be forgotten.
+#: How many cached requests are checked to find one that can be forgotten.
 _TRIES = 4
 
 
@@ -42,12 +42,12 @@ def dtype_name(buffer: Any) -> str:
 class RequestCache:
     """Describes a request the first time it is seen; declares it and gives it a number when it is submitted.
 
-    ``get`` is called by every thread that submits; it adds to the table in one step, so it may be interrupted anywhere.
-    All else is the engine's.
+    Every submitting thread calls ``get``; it adds to the table in one step, so it may be interrupted anywhere.
+    The engine calls all other methods.
 
     Args:
         channel: where requests are declared.
-        capacity: how many are remembered; those in flight are never forgotten.
+        capacity: maximum number of cached requests; requests in flight are never forgotten.
         rank: this rank.
         sets: the process sets.
         transport: moves the bytes.
@@ -60,7 +60,7 @@ class RequestCache:
         self._transport = transport
         self._fresh = transport.fresh
         self._capacity = capacity
-        # In this order they are forgotten; to find the first key of a plain dict takes a look at all removed before it.
+        # The first one is forgotten first. In a plain dict, the search for the first key visits all removed ones.
         self._known: collections.OrderedDict[Any, CachedRequest] = collections.OrderedDict()
         self._free: collections.deque[int] = collections.deque()
         self._next = 0
@@ -74,14 +74,14 @@ class RequestCache:
         outputs: Sequence[Buffer] | None,
         frame: FrameType,
     ) -> CachedRequest:
-        """Return what is remembered of a request; describe it the first time.
+        """Return the cached request of a call; make it the first time.
 
         Args:
-            call: what is asked for.
+            call: the operation, without tensors.
             allocator: the framework's adapter.
             inputs: the buffers to read.
-            outputs: those to write, or None.
-            frame: the user's.
+            outputs: the buffers to write, or None.
+            frame: the stack frame of the user's call.
 
         Raises:
             RequestError: the request is wrong by itself.
@@ -126,7 +126,7 @@ class RequestCache:
         return rules.check(request, self._members(request), self._rank)
 
     def declare(self, handle: Handle) -> None:
-        """Give the request of a submission a number, and let the coordinator know what it stands for."""
+        """Give the request of a submission a number, and declare it to the coordinator."""
         cached = handle.cached
         request = cached.request
         cached.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
@@ -138,7 +138,7 @@ class RequestCache:
         """Return how much was submitted, by kind.
 
         Args:
-            others: submissions that are still to be used.
+            others: submissions that the engine has not taken over yet.
         """
         found = dict(self._forgotten)
         for handle in others:
@@ -148,7 +148,7 @@ class RequestCache:
         return found
 
     def count(self, request: Request) -> tuple[int, int]:
-        """Return how often an operation of this name was submitted, as far as is remembered, and how many were in all.
+        """Return how often an operation of this name was submitted, as far as cached, and the number of all operations.
 
         Operations without a name count together.
         """
@@ -176,7 +176,7 @@ class RequestCache:
                 return
             cached = known.pop(key)
             if cached.in_flight or cached.id < 0:
-                # Not one of many handles is looked at twice before all others were.
+                # Move it to the end, so that all others are checked before it is checked again.
                 known.setdefault(key, cached)
                 continue
             _count(self._forgotten, cached, cached.uses)

@@ -1,10 +1,10 @@
-"""Handlers of signals wait while the main thread does the engine's work.
+"""Defers signal handlers while the main thread does the engine's work.
 
-An exception of a handler would leave the engine half changed. So a thread may do the engine's work itself, instead of
-handing it over, only where none can come. That is any thread but the main one; and the main one as long as
-nothing traces it, and no timer has a handler of the script's, which is there to end a wait. For the time of the work,
-another handler stands in for those of all other signals, and lets them wait until the work in hand is done; so it does
-for Python's own handler of Ctrl-C, always. A second Ctrl-C, or SIGTERM, does not wait.
+An exception of a handler would leave the engine half changed. So a thread may do the engine's work itself only where no
+handler can raise. This is true of all threads but the main one. It is true of the main one if nothing traces it and no
+timer has a handler of the script, because that is there to end a wait. During the work, a stand-in replaces the
+script's handlers of all other signals, and defers them until the current work is done. Python's own handler of Ctrl-C
+is always deferred in this way. A second Ctrl-C or SIGTERM is not deferred.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from horovod.engine.times import now
 
 __all__ = ["DeferredSignals", "trust"]
 
-# Without the wrappers of ``signal``, which make enums of what they find.
+# Bypass the wrappers of ``signal``, which convert their results to enums.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
 
@@ -33,32 +33,32 @@ def _numbers(*names: str) -> tuple[int, ...]:
     return tuple([int(getattr(signal, f"SIG{name}")) for name in names if hasattr(signal, f"SIG{name}")])
 
 
-#: Looked at in every call. To look at all takes as long as a fifth of a small call, so the others wait until so much
-#: time has passed: a handler that was set in between, and whose signal comes in between, would break into the work.
+#: Checked in every call. A check of all signals takes a fifth of a small call, so the others are checked only after
+#: _EVERY_NS: a handler that is set in between, and whose signal comes in between, would interrupt the work.
 _COMMON = _numbers("INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "CHLD")
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _EVERY_NS = 500_000
 _OF_TIMERS = _numbers("ALRM", "VTALRM", "PROF")
-#: A second one does not wait: the work in hand may be waiting for a rank that does not go on.
+#: A second one is not deferred: the current work may wait for a rank that does not go on.
 _INSISTENT = _numbers("INT", "TERM")
 
 _trusted: set[object] = {None, int(signal.SIG_DFL), int(signal.SIG_IGN)}
 
 
 def trust(handler: Callable[..., Any]) -> None:
-    """Let a handler of a signal count as one that raises nothing, and calls no collective.
+    """Register a signal handler as one that raises nothing and calls no collective.
 
     Args:
-        handler: a function; for methods, that of the class.
+        handler: a function; for a method, the function of its class.
     """
     _trusted.add(handler)
 
 
 class DeferredSignals:
-    """Says whether a thread may do the engine's work, and lets signals wait meanwhile.
+    """Decides whether a thread may do the engine's work, and defers signals meanwhile.
 
     Args:
-        wake: called before a handler runs, which may raise while the last submission has not been seen.
+        wake: called before a deferred handler runs, since this may raise before the last submission was seen.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -68,15 +68,15 @@ class DeferredSignals:
         self._found_of_all: tuple[Any, ...] = ()
         self._looked_ns = 0
         self._is_inside = self._is_over = self._is_interrupted = False
-        # Signals with handlers of the script's, those handlers, and what came while another stood in for them.
+        # Signals with handlers of the script, these handlers, and the signals that the stand-in has deferred.
         self._foreign: tuple[int, ...] = ()
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._waiting: collections.deque[tuple[int, FrameType | None]] = collections.deque()
-        #: Whether a handler waits.
+        #: Whether a handler is deferred.
         self.is_pending = False
 
     def install(self) -> None:
-        """Stand in for Python's own handler of Ctrl-C, if that is in place."""
+        """Replace Python's own handler of Ctrl-C, if it is in place."""
         before = signal.getsignal(signal.SIGINT)
         is_ours = (
             before is signal.default_int_handler or getattr(before, "__func__", None) is DeferredSignals._interrupt
@@ -85,7 +85,7 @@ class DeferredSignals:
             signal.signal(signal.SIGINT, self._interrupt)
 
     def remove(self) -> None:
-        """Put Python's own handler back, and the script's."""
+        """Restore Python's own handler and those of the script."""
         if get_ident() != self._main:
             return
         self._put_back()
@@ -93,11 +93,11 @@ class DeferredSignals:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def allows(self) -> bool:
-        """Whether nothing can break into the calling thread between ``enter`` and ``leave``."""
+        """Whether nothing can interrupt the calling thread between ``enter`` and ``leave``."""
         if get_ident() != self._main:
             return True
         if self._is_inside or sys.gettrace() is not None:
-            # A finalizer is no handler of a signal: it runs in the middle of the work.
+            # A finalizer cannot be deferred: it runs in the middle of the work.
             return False
         found = tuple(map(_handler_of, _COMMON))
         if found == self._found and now() - self._looked_ns < _EVERY_NS:
@@ -112,24 +112,24 @@ class DeferredSignals:
         return True
 
     def enter(self) -> None:
-        """Let handlers wait, if this is the thread that they would interrupt. ``leave`` always follows."""
+        """Defer handlers, if this is the thread that they would interrupt. ``leave`` always follows."""
         if get_ident() != self._main:
             return
         self._is_over = False
         for number in self._foreign:
             handler = _handler_of(number)
             if callable(handler) and handler != self._stand_in:
-                # First of all, so that a signal that comes in between finds its handler.
+                # Store it first, so that a signal that comes in between finds its handler.
                 self._handlers[number] = handler
                 _set_handler(number, self._stand_in)
         self._is_inside = True
 
     def leave(self) -> None:
-        """Let them wait no more.
+        """Run the deferred handlers, and defer no more.
 
         Raises:
-            KeyboardInterrupt: it has waited.
-            BaseException: of a handler that has.
+            KeyboardInterrupt: a Ctrl-C was deferred.
+            BaseException: raised by a deferred handler.
         """
         if get_ident() != self._main:
             return
@@ -155,17 +155,17 @@ class DeferredSignals:
 
     def _stand_in(self, number: int, frame: FrameType | None) -> None:
         if self._is_inside:
-            # In one step: the handler of another signal may add to it.
+            # Copy the queue in one step: the handler of another signal may add to it.
             first = next((one for one in list(self._waiting) if one[0] == number), None)
             if first is None:
                 self._waiting.append((number, frame))
             if first is None or number not in _INSISTENT:
                 self.is_pending = True
                 return
-            with contextlib.suppress(ValueError):  # another handler has
+            with contextlib.suppress(ValueError):  # another handler has removed it
                 self._waiting.remove(first)
         elif self._is_over:
-            self._put_back()  # ``leave`` has not come to it yet; the script's handler may look which one is there
+            self._put_back()  # before ``leave`` does; the script's handler may check which one is installed
         self._wake()
         self._handlers[number](number, frame)
 

@@ -1,8 +1,8 @@
 """The state of the engine: operations in flight, place in the log, waiting threads; events in, instructions out.
 
-Pure: no clock, no thread, no I/O; ``execution`` carries the instructions out, and ``loop`` decides which thread does
-it. Threads that submit only append to ``inbox``, and those that wait only add to ``waits``. Each is one step, so that
-an exception that breaks into a thread finds it done, or not. All else changes under the turn.
+Pure: no clock, no thread, no I/O; ``execution`` carries the instructions out, and ``loop`` chooses the thread.
+Submitting threads only append to ``inbox``, and waiting threads only add to ``waits``. Each of these is one step: after
+an interrupt it is either done or not begun. All other state changes only under the turn.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class EngineState:
     Attributes:
         ring: the records of the latest operations.
         inbox: submissions that the engine has not taken over yet.
-        named: those that are not executed, by process set and name.
-        unnamed: the same for those without a name, by process set.
-        unsettled: what this rank has done its part of: fence, members and handles.
-        executing: what the transport executes at this moment.
+        named: named submissions that are not executed, by process set and name.
+        unnamed: unnamed submissions that are not executed, by process set.
+        unsettled: operations of which this rank has done its part: fence, members and handles.
+        executing: the operations that the transport executes at this moment.
         waits: the threads that sleep until an operation is done.
         owners: the thread that has the turn, and those that try to get it.
         sequence: number of log entries that this rank has executed or skipped, the present one included.
         submitted_ns: time of the last submission that its thread does not wait for.
-        reason: what the others are told when this rank leaves; None until then.
-        failure: why this rank takes part no more, or None.
+        reason: the text for the other ranks when this rank leaves; None until then.
+        failure: the error that ended this rank's participation, or None.
         culprit: the rank that the log last named as lost, or -1.
         fused: number of operations that were executed together with others.
         fusions: number of executions that these took.
@@ -121,7 +121,7 @@ class EngineState:
                     f"a tensor named {name[1].partition('.')[2]!r} is still in flight, submitted at "
                     f"{other.cached.request.site}; synchronize() it first, or give this one another name"
                 )
-            self.inbox.append(handle)  # this one step decides
+            self.inbox.append(handle)  # from this step on, the submission counts
             self.ring.append(handle.times)
         except BaseException:
             self.withdraw(handle)
@@ -217,7 +217,7 @@ class EngineState:
         return Complete(handle)
 
     def _error(self, response: Response, handle: Handle) -> Exception:
-        """Return what the caller of a failed operation gets."""
+        """Return the error for the caller of a failed operation."""
         if response.error_type == "ValueError":
             return ValueError(response.error)
         if response.error_type == "PeerLostError" and response.result == self._rank:
@@ -246,7 +246,7 @@ class EngineState:
     # -- failing and leaving -------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> errors.HorovodInternalError | None:
-        """This rank cannot keep in step with the log any more; return the failure if it is the first one."""
+        """Note that this rank cannot keep in step with the log any more; return the failure if it is the first one."""
         if self.failure is not None:
             return None
         if not isinstance(error, errors.HorovodInternalError):
@@ -255,7 +255,7 @@ class EngineState:
         return error
 
     def error(self) -> errors.HorovodInternalError:
-        """Return the failure, as an exception of its own."""
+        """Return the failure as a new exception."""
         failure = self.failure
         assert failure is not None
         if isinstance(failure, errors.PeerLostError):
@@ -263,7 +263,7 @@ class EngineState:
         return type(failure)(str(failure))
 
     def clear(self) -> list[Handle]:
-        """Forget and return everything in flight; one by one, as other threads may submit at this moment."""
+        """Forget and return all operations in flight; one by one, as other threads may submit at this moment."""
         handles = self.in_flight()
         self.unsettled.clear()
         self.named.clear()
@@ -291,7 +291,7 @@ class EngineState:
         return not (self.inbox or self.named or self.unsettled or any(self.unnamed.values()))
 
     def is_awaited(self) -> bool:
-        """Whether a thread sleeps until something is done that is not."""
+        """Whether a thread sleeps until an unfinished operation is done."""
         waits = self.waits
         if waits:
             for key, wait in list(waits.items()):
@@ -301,10 +301,10 @@ class EngineState:
         return False
 
     def waited_s(self, now_ns: int, otherwise_s: float) -> float:
-        """Return for how many seconds the first sleeping thread has waited; ``otherwise_s`` if none does."""
+        """Return the seconds that the first sleeping thread has waited; ``otherwise_s`` if none sleeps."""
         since = [wait.since_ns for wait in list(self.waits.values()) if not wait.handle.done]
         return (now_ns - min(since)) / 1e9 if since else otherwise_s
 
     def quiet_s(self, now_ns: int) -> float:
-        """Return the seconds since a thread last submitted what it does not wait for."""
+        """Return the seconds since the last submission that its thread does not wait for."""
         return (now_ns - self.submitted_ns) / 1e9 if self.submitted_ns else math.inf

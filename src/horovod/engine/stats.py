@@ -9,11 +9,11 @@ __all__ = ["Stats", "Usage"]
 
 @dataclass(frozen=True)
 class Usage:
-    """How much of one thing there was.
+    """Totals of one kind of operation.
 
     Attributes:
         operations: how many were submitted; a grouped one counts once.
-        bytes: of this rank's tensors, together.
+        bytes: total bytes of this rank's tensors.
     """
 
     operations: int = 0
@@ -27,9 +27,9 @@ class Stats:
     Attributes:
         elapsed_s: seconds since ``init()``.
         operations: how many were submitted.
-        bytes: of this rank's tensors in them.
+        bytes: bytes of this rank's tensors in them.
         in_flight: how many of them are not done.
-        kinds: the same for each kind, such as ``allreduce``.
+        kinds: operations and bytes of each kind, for example ``allreduce``.
         fused: how many were executed together with others.
         fusions: how many executions these took.
         waits: how often a thread had to wait in ``synchronize`` or in an operation without ``_async``.
@@ -49,7 +49,7 @@ class Stats:
     resets: int = 0
 
     def after(self, past: Stats) -> Stats:
-        """Return these numbers of one generation and those of the generations before it, together."""
+        """Return the sum of these numbers and those of the earlier generations."""
         kinds = dict(past.kinds)
         for kind, usage in self.kinds.items():
             before = kinds.get(kind, Usage())
@@ -69,7 +69,7 @@ class Stats:
 
     @property
     def executions(self) -> int:
-        """How many executions all that is done took."""
+        """How many executions the finished operations took."""
         return self.operations - self.in_flight - self.fused + self.fusions
 
     @property

@@ -3,17 +3,17 @@
     ops                 the collectives, on arrays and pytrees; eagerly and under jit, grad, vmap, scan
     functions           broadcast parameters, states and Python objects
     optimizer           DistributedOptimizer for optax, allreduce_gradients
-    elastic             state and decorators for jobs whose ranks come and go; held keeps values beyond a step
-    trees               pytrees taken apart: what travels, what stays
-    failures            horovod's own errors out of compiled programs
-    placing             whether a call is carried out now, or becomes part of a program
+    elastic             state and decorators for elastic jobs; held keeps array values beyond a step
+    trees               split pytrees into arrays to send and other leaves
+    failures            horovod's own errors from compiled programs
+    placing             run a call now, or make it part of a program
     primitives          the JAX primitive: shapes, derivatives, batching
-    lowering            how it gets into a compiled program
-    unsafe              the parts of that which depend on JAX's internals
-    calls               one collective, carried out eagerly or in a program
+    lowering            compilation of the primitive into programs
+    unsafe              the parts of lowering that depend on JAX internals
+    calls               one collective, run eagerly or in a program
     adapter, runtime    JAX for horovod.bindings
 
-This module gathers the names of a training script.
+This module re-exports the names that training scripts use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The adapter of JAX arrays."""
+"""Adapter of JAX arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["JaxAdapter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: JAX takes half as long to copy so little as to adopt it.
+#: Up to this size, a copy takes JAX half as long as wrapping the memory without a copy.
 _COPIED_BYTES = 65536
 
 
@@ -23,12 +23,12 @@ class JaxAdapter(ImmutableAdapter):
     name = "jax"
 
     def buffer(self, tensor: Any) -> Array | None:
-        """Return the array's memory, read-only, once it is computed; from a device other than the CPU, a copy."""
+        """Wait for the array, and return its memory, read-only; for devices other than the CPU, a copy."""
         if not isinstance(tensor, jax.Array):
             raise TypeError(f"expected a JAX array, received {type(tensor).__name__}; use jax.numpy.asarray()")
         array = np.asarray(tensor)
         return array if array.flags.c_contiguous else None
 
     def wrap(self, buffer: Array) -> jax.Array:
-        """Return an array over the buffer, or of a copy if that is small."""
+        """Return an array over the buffer, or over a copy of a small buffer."""
         return jax.device_put(buffer, may_alias=buffer.nbytes > _COPIED_BYTES)

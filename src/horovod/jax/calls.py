@@ -1,7 +1,7 @@
-"""One collective, as the rest of this package describes it: what is asked for, and how it is carried out.
+"""One collective: its description, and its execution.
 
-Eagerly it goes through the same collectives as in every framework. Inside a compiled program it works on the memory
-that XLA gave to its operands and results; JAX itself is not called there, because a rank may have one thread only.
+Eagerly it uses the same collectives as every framework. Inside a compiled program it works on XLA's memory of its
+operands and results, and does not call JAX, because a rank may have only one thread.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: How many rows of each array each member brings, or gets: one tuple for each array.
+#: Number of rows that each member sends or receives: one tuple per array.
 Rows = tuple[tuple[int, ...], ...]
 
 _TANGENT = ".tangent"
-#: Programs with these are the same for any number of ranks, so they outlive a change of it.
+#: Collectives whose programs do not depend on the number of ranks, so a membership change keeps them valid.
 FOR_ANY_SIZE = (Kind.ALLREDUCE, Kind.BROADCAST)
-#: All arrays of a call of these are one operation.
+#: Collectives that handle all arrays of a call as one operation.
 _GROUPED = (Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER)
 _NOWHERE = Site()
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective without its arrays; static, so that a compiled program holds it.
+    """Description of a collective without its arrays; static, so that a compiled program can hold it.
 
     Attributes:
-        kind: which collective.
-        name: what the user called it, or None.
-        site: the user's line; stands for a name inside programs.
-        suffix: what tells a derivative from the call itself.
-        op: for reductions.
+        kind: kind of the collective.
+        name: the user's name, or None.
+        site: the user's line; replaces a missing name inside programs.
+        suffix: suffix of the name that distinguishes a derivative from the call itself.
+        op: operation of a reduction.
         prescale: factor before a reduction.
         postscale: factor after a reduction.
-        root: of a broadcast.
-        only_root: the rank that gets the result of an allreduce, others get zeros; -1 for all.
-        splits: of an alltoall, rows for each member; empty for even ones.
-        rows: of an allgather or alltoall, rows from each member; None when they are found out by executing it.
-        process_set: who takes part.
-        size: how many they are; where JAX traces what depends on it.
-        place: this rank's among them; where JAX traces what depends on it.
-        watched: names of the last arrays: parameters, which are only looked at, once, whether they differ.
-        remedy: what to call if they do.
+        root: root rank of a broadcast.
+        only_root: the only rank that gets the result of an allreduce, others get zeros; -1 for all.
+        splits: rows for each member in an alltoall; empty for even splits.
+        rows: rows from each member in an allgather or alltoall; None if only execution determines them.
+        process_set: the member ranks.
+        size: number of members, if JAX traces a program that depends on it.
+        place: this rank's index among the members, if JAX traces a program that depends on it.
+        watched: names of the last arrays: parameters that are only compared once between ranks, not sent.
+        remedy: the call to recommend if the parameters differ.
     """
 
     kind: Kind
@@ -91,19 +91,19 @@ class CollectiveCall:
 
     @property
     def verb(self) -> str:
-        """The operation in the user's words."""
+        """Name of the operation in error messages."""
         return self.kind.name.lower()
 
     def tangent(self, **changes: Any) -> CollectiveCall:
-        """Return the call that does to derivatives what this one does to values."""
+        """Return the call that applies this operation to tangents."""
         return replace(self, suffix=self.suffix + _TANGENT, watched=(), **changes)
 
     def gradient(self, **changes: Any) -> CollectiveCall:
-        """Return the call that brings gradients back through this one."""
+        """Return the call that computes the gradients of this one's inputs."""
         return replace(self, suffix=self.suffix.removesuffix(_TANGENT) + ".gradient", **changes)
 
     def eager_name(self) -> str | None:
-        """Return the key of the match outside of programs."""
+        """Return the key of the match outside programs."""
         return self.name and f"{self.name}{self.suffix}"
 
 
@@ -114,9 +114,9 @@ class Started(NamedTuple):
     """A call that was started eagerly.
 
     Attributes:
-        call: as described.
-        handles: one for each array, or one for all of them.
-        arrays: JAX arrays, as given.
+        call: description of the collective.
+        handles: one per array, or one for all arrays.
+        arrays: the JAX arrays to send.
     """
 
     call: CollectiveCall
@@ -125,14 +125,14 @@ class Started(NamedTuple):
 
 
 def start_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> Started:
-    """Start a call now.
+    """Start a call eagerly.
 
     Args:
-        call: what to do.
+        call: description of the collective.
         arrays: JAX arrays.
 
     Raises:
-        HorovodInternalError: the call is wrong, or parameters could not be compared.
+        HorovodInternalError: an argument is invalid, or the comparison of parameters failed.
     """
     name = call.eager_name()
     arrays, parameters = split_watched(call, arrays)
@@ -149,10 +149,10 @@ def finish(started: Started) -> tuple[list[Any], Any]:
     """Wait for a call.
 
     Returns:
-        JAX arrays, on the devices of those that were given; and the received splits of an alltoall.
+        JAX arrays on the devices of the inputs; and the received splits of an alltoall, else None.
 
     Raises:
-        HorovodInternalError: it failed.
+        HorovodInternalError: the call failed.
 
     Blocks until all members called.
     """
@@ -169,12 +169,12 @@ def finish(started: Started) -> tuple[list[Any], Any]:
 
 
 def run_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
-    """Carry a call out now: ``start_eagerly``, then ``finish``."""
+    """Run a call eagerly: ``start_eagerly``, then ``finish``."""
     return finish(start_eagerly(call, arrays))[0]
 
 
 def split_watched(call: CollectiveCall, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the arrays that travel, and the parameters that are only looked at."""
+    """Return the arrays to send, and the parameters that are only compared."""
     count = len(arrays) - len(call.watched)
     return arrays[:count], arrays[count:]
 
@@ -188,7 +188,7 @@ def _compare(call: CollectiveCall, name: str, parameters: Sequence[Any]) -> None
 
 
 def place(result: Any, like: Any) -> Any:
-    """Return ``result`` where ``like`` was put on purpose, unless that is the default device."""
+    """Return ``result`` on the device of ``like`` if the user committed ``like`` to it; else unchanged."""
     if not like.committed or not isinstance(result, jax.Array):
         return result
     return jax.device_put(result, like.sharding if result.shape == like.shape else next(iter(like.devices())))
@@ -201,7 +201,7 @@ def _described(call: CollectiveCall, name: str | None) -> engine_calls.Call:
 
 
 def numbered(name: str | None, count: int) -> list[str | None]:
-    """Return names for the parts of an operation that knows no groups; a single part keeps the name."""
+    """Return names for the parts of an operation without groups; a single part keeps the name."""
     return [name] if count == 1 else [name and f"{name}.{index}" for index in range(count)]
 
 
@@ -209,10 +209,10 @@ def numbered(name: str | None, count: int) -> list[str | None]:
 
 
 class _Into:
-    """Lets the engine write its results where XLA wants them, and nowhere else: it has no ``over``.
+    """Allocator that lets the engine write results only to XLA's memory; so it has no ``over``.
 
     Args:
-        outputs: where.
+        outputs: arrays over XLA's memory.
     """
 
     kernels = NumpyAdapter.kernels
@@ -222,7 +222,7 @@ class _Into:
         self._outputs = list(outputs)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
-        """Return XLA's memory for the next result, or new memory if the result is not what the program expects."""
+        """Return XLA's memory for the next result, or new memory if the result has an unexpected shape."""
         target = self._outputs.pop(0)
         return target if target.shape == shape else _adapter.empty(shape, dtype, like)
 
@@ -233,17 +233,17 @@ _adapter = NumpyAdapter()
 def run_in_program(
     call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array], parameters: Sequence[Any] = ()
 ) -> None:
-    """Carry a call out on XLA's memory.
+    """Run a call on XLA's memory.
 
     Args:
-        call: what to do.
+        call: description of the collective.
         name: the key of the match.
-        inputs: contiguous.
-        outputs: are written; may be ``inputs``.
-        parameters: are only looked at; anything that numpy can make arrays of.
+        inputs: contiguous arrays.
+        outputs: arrays for the results; may be ``inputs``.
+        parameters: values that are only compared; anything that numpy can convert to arrays.
 
     Raises:
-        HorovodInternalError: what went wrong.
+        HorovodInternalError: the collective failed.
 
     Blocks until all members called.
     """
@@ -274,7 +274,7 @@ def run_in_program(
 
 
 def _gather_evenly(call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Gather along a new dimension, so that other numbers of rows on other ranks are a mismatch, and no other shape."""
+    """Gather along a new dimension: then different numbers of rows are a mismatch, not another result shape."""
     stacked = [output.reshape(call.size, *source.shape) for source, output in zip(inputs, outputs, strict=True)]
     try:
         _move(call, name, [source[None] for source in inputs], stacked)
@@ -303,7 +303,7 @@ def _wait_for(handles: Sequence[Any]) -> None:
 
 
 def _move(call: CollectiveCall, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Run what makes results of shapes that ranks which joined may change."""
+    """Run a collective whose result shapes change if ranks have joined; raise if they do."""
     handle = context.engine().run(_described(call, name), _Into(outputs), inputs)
     for result, output in zip(handle.outputs, outputs, strict=True):
         if result.shape != output.shape:

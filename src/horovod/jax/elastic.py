@@ -27,13 +27,13 @@ run, step = decorators(typed_errors, jax.block_until_ready)
 class JaxState(VariablesState):
     """State of pytrees, such as parameters, the optimizer's state and random keys, and of plain values.
 
-    Arrays are not copied by a commit, nor before a step. On the CPU that holds for arrays that a program is given to
-    write over (``donate_argnums``), too: XLA declines that while the state looks at them. On other devices they are
-    copied on the device. A step that fails therefore leaves them as they were.
+    Commits and steps copy no arrays. On the CPU this includes donated ones (``donate_argnums``): XLA never overwrites
+    an array while the state references its memory. On other devices arrays are copied on the device. So a failed step
+    leaves the arrays unchanged.
 
     Args:
-        **kwargs: attributes of the state, such as ``params=params, opt_state=opt_state, batch=0``. Those with arrays of
-            JAX in them when the state is made are pytrees, of the same structure on every rank.
+        **kwargs: attributes of the state, such as ``params=params, opt_state=opt_state, batch=0``. Attributes that
+            initially contain JAX arrays are pytrees, with the same structure on every rank.
 
     Raises:
         ValueError: a keyword is the name of a method.
@@ -52,7 +52,7 @@ class JaxState(VariablesState):
     def _trees(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
 
-    # Attributes are the variables of this state, by name.
+    # The "variables" of this state are names of attributes.
 
     def _shared(self) -> Sequence[Any]:
         return self._names
@@ -74,10 +74,10 @@ class JaxState(VariablesState):
         self._set(broadcast_parameters(self._trees(), 0))
 
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
-        """Take what ``checkpoint`` returned.
+        """Load the result of ``checkpoint``.
 
         Raises:
-            ValueError: it has other pytrees.
+            ValueError: the checkpoint has other pytrees.
         """
         found = list(values["variables"])
         leaves, structure = jax.tree.flatten(self._trees())
@@ -98,7 +98,7 @@ def _has_arrays(value: Any) -> bool:
 
 
 def _array(leaf: Any) -> Any:
-    """Return an array or number as an array of numpy; None for what is neither."""
+    """Return an array or number as a numpy array; None for other leaves."""
     if isinstance(leaf, jax.Array):
         return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex | np.generic | np.ndarray) else None

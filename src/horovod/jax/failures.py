@@ -1,4 +1,4 @@
-"""Errors of collectives inside compiled programs, and the memory of those that failed."""
+"""Errors of collectives inside compiled programs, and protection of their memory after a failure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["let_go", "typed_errors"]
 
 
 def let_go(memory: Sequence[Any]) -> None:
-    """Let nothing that is in flight touch XLA's memory any more, which XLA takes back when a call of it fails.
+    """Detach operations in flight from XLA's memory, which XLA frees when its call fails.
 
-    Operations that failed on all ranks have ended. Those that Ctrl-C interrupted go on with copies, for other ranks.
+    Operations that failed on all ranks have ended. Those interrupted by Ctrl-C continue on copies, for other ranks.
 
     Args:
-        memory: arrays of numpy on it.
+        memory: numpy arrays over XLA's memory.
     """
 
     def act() -> None:
         for handle in engine.in_flight():
             arrays = [*handle.inputs, *handle.outputs]
             if any(np.may_share_memory(array, ours) for array in arrays for ours in memory):
-                # In place stays in place.
+                # One copy per array, so that an in-place operation stays in place.
                 copies = {id(array): np.array(array) for array in arrays}
                 handle.allocator = NumpyAdapter()
                 handle.inputs = [copies[id(array)] for array in handle.inputs]
@@ -44,12 +44,12 @@ def typed_errors() -> Iterator[None]:
     """Raise horovod's own exceptions for collectives that fail inside compiled programs.
 
     JAX raises ``jax.errors.JaxRuntimeError``, or ``ValueError``, for any error in a program, when the program
-    runs or when its results are used. Inside this block, also as a decorator, what a collective raised is raised again
-    as what it is, such as ``PeerLostError``; Ctrl-C while it waited is ``KeyboardInterrupt``.
+    runs or when its results are used. Inside this context (also usable as a decorator) the original error of the
+    collective is raised instead, such as ``PeerLostError``, or ``KeyboardInterrupt`` after Ctrl-C while it waited.
 
     Raises:
         HorovodInternalError: a collective failed; JAX's error is its ``__cause__``.
-        KeyboardInterrupt: it was interrupted.
+        KeyboardInterrupt: the user interrupted the collective.
     """
     with typed((RuntimeError, ValueError)):
         yield

@@ -1,4 +1,4 @@
-"""Bring parameters, states and Python objects of all ranks to the same values."""
+"""Synchronize parameters, states and Python objects across ranks."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _OUTSIDE = "call it before the program, and pass the result in"
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Return the root's parameters, on every rank.
 
-    Collective over ``process_set``. For any pytree: parameters, an optimizer's state, random keys, a whole train state
-    or Equinox module. JAX's arrays cannot be written: use what is returned.
+    Collective over ``process_set``. Takes any pytree: parameters, an optimizer's state, random keys, a train state or
+    Equinox module. JAX's arrays cannot be written, so use the returned pytree.
 
     Args:
-        params: a pytree of the same structure on every rank. Numbers of Python and numpy are broadcast, too, and keep
-            their type. Texts, functions and other leaves that are neither arrays nor numbers stay this rank's own.
-        root_rank: global rank whose values all ranks get.
+        params: a pytree of the same structure on every rank. Python and numpy numbers are broadcast, too, and keep
+            their type. Strings, functions and other leaves that are neither arrays nor numbers stay local.
+        root_rank: global rank that sends its values.
         process_set: ranks that take part.
 
     Returns:
-        The pytree with the root's arrays and numbers; the arrays given are neither donated nor changed.
+        The pytree with the root's arrays and numbers; the input arrays are neither donated nor changed.
 
     Raises:
-        MismatchError: a rank has other leaves, or arrays of another shape or dtype; on every rank.
+        MismatchError: leaves, shapes or dtypes differ between ranks; raised on every rank.
         PeerLostError: a rank died.
         NotInitializedError: ``init()`` was not called.
 
-    Blocks until all values are here.
+    Blocks until all values have arrived.
     """
     leaves = Leaves(params, split_scalars=not is_tracing())
     call = make_call(Kind.BROADCAST, "broadcast_parameters", process_set, root=root_rank)
@@ -53,7 +53,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
         names = [*leaves.names(), *(f"{name}, a scalar" for name in leaves.scalar_names())]
         agree_on_names("broadcast_parameters", names, process_set, _SAME_TREE)
     if leaves.scalars:
-        # Objects keep type and digits of numbers, and a rank may have a number where the root has an array.
+        # Send scalars as objects: this keeps type and precision, and the root may have an array instead of a number.
         own = leaves.scalars
         values = objects.broadcast_object([*own.values()], root_rank, "broadcast_parameters.scalars", process_set)
         pairs = zip(own.items(), values, strict=True)

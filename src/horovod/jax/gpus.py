@@ -1,4 +1,4 @@
-"""GPUs of ranks: in JAX every rank sees all GPUs of its host, computes on the first, and takes memory of each."""
+"""GPUs of ranks: by default, every JAX rank computes on its host's first GPU, and allocates memory on all GPUs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["is_left_to_chance", "warn_once"]
 
 
 def is_left_to_chance(local_rank: int, platform: str, visible: str, environment: Mapping[str, str]) -> bool:
-    """Return whether this is the second rank of a host, and no setting says which GPU it uses or shares.
+    """Return whether this is the second rank of a host and no setting selects or shares its GPU.
 
     Args:
-        local_rank: of this rank; the second one speaks for all.
-        platform: of what JAX computes on.
-        visible: JAX's setting of the GPUs that it may use.
-        environment: the variables that say something of GPUs.
+        local_rank: local rank of this process; only the second one warns.
+        platform: platform on which JAX computes.
+        visible: JAX's setting of its visible GPUs.
+        environment: the environment variables about GPUs.
     """
     return (
         local_rank == 1
@@ -34,7 +34,7 @@ def is_left_to_chance(local_rank: int, platform: str, visible: str, environment:
 
 @functools.cache
 def warn_once() -> None:
-    """Warn, where ranks are about to fight for the first GPU of their host."""
+    """Warn if ranks would compete for the first GPU of their host."""
     visible = str(getattr(jax.config, "read", lambda name: "all")("jax_cuda_visible_devices"))
     if is_left_to_chance(context.world().local_rank, jax.default_backend(), visible, gpu_variables()):
         logger.warning(

@@ -1,4 +1,4 @@
-"""Values of arrays that are kept beyond a step that donates them."""
+"""Values of arrays, kept beyond a step that donates them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Held", "hold", "release"]
 
 
 class Held:
-    """The value of an array, which a program may be given to write over.
+    """The value of an array that may be donated to a program.
 
-    On the CPU a view of numpy is enough: XLA declines to write over memory that somebody looks at, so no copy is made.
-    Elsewhere it is a copy on the device.
+    On the CPU a numpy view is enough: XLA does not overwrite referenced memory, so no copy is made. On other devices it
+    is a copy on the device.
 
     Args:
-        leaf: an array of JAX; anything else is kept as it is.
+        leaf: a JAX array; other objects are kept unchanged.
     """
 
     __slots__ = ("_leaf", "_other")
@@ -33,7 +33,7 @@ class Held:
             self._other = np.asarray(data) if is_host else jax.numpy.copy(data)
 
     def value(self) -> Any:
-        """Return the array, or if it is gone, an equal one."""
+        """Return the array, or an equal one if it was deleted."""
         leaf = self._leaf
         if self._other is None or not leaf.is_deleted():
             return leaf
@@ -48,7 +48,7 @@ class Held:
 
 
 def hold(tree: Any) -> Any:
-    """Return a pytree with the leaves held; see ``Held``.
+    """Return a pytree with each leaf in a ``Held``.
 
     Blocks until all arrays are computed.
     """
@@ -56,5 +56,5 @@ def hold(tree: Any) -> Any:
 
 
 def release(tree: Any) -> Any:
-    """Return the pytree that ``hold`` was given."""
+    """Return the original pytree of a result of ``hold``."""
     return jax.tree.map(lambda held: held.value(), tree, is_leaf=lambda leaf: isinstance(leaf, Held))

@@ -1,15 +1,15 @@
-"""How a collective gets into a compiled program: as a call of Python on the memory of its operands and results.
+"""Lowering of collectives into compiled programs: a Python call on the memory of operands and results.
 
-There are two ways to do it:
+There are two ways:
 
-    direct      XLA's own target for Python callbacks, without an effect that JAX would know: costs a microsecond
-    arrays      jax.experimental.io_callback, which copies: on devices other than the CPU, and where the parts of jaxlib
-                that ``direct`` needs have moved
+    direct      XLA's own target for Python callbacks, without a JAX effect: costs a microsecond
+    arrays      jax.experimental.io_callback, which copies: for devices other than the CPU, or if jaxlib lacks the
+                parts that ``direct`` needs
 
-All calls in one block of a program are chained: each takes a token that the one before has made, and the results of
-loops, branches and functions between the two that have collectives in them. So XLA, which is free to move what does not
-depend on each other, keeps them in the order in which they were traced, which is the same on all ranks even where their
-programs differ in a constant.
+All calls in one block of a program are chained: each takes the token of the previous call, and the results of loops,
+branches and functions with collectives between the two. XLA may reorder independent operations, but the chain keeps
+the calls in the order in which they were traced. This order is the same on all ranks, even if their programs differ
+in a constant.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = ["InProgram", "register"]
 
 _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
-#: The dtypes that results of loops and branches may have.
+#: Possible dtypes of results of loops and branches.
 _DTYPES = (
     bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, jnp.bfloat16,
     np.float32, np.float64, np.complex64, np.complex128,
 )  # fmt: skip
-#: Two calls that look the same are two calls. Older versions of JAX lower each by itself anyway.
+#: Lower equal calls separately: they are different collectives. Older versions of JAX always do so.
 _EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
 
 
@@ -52,18 +52,18 @@ class InProgram:
     """One collective of one program, as XLA calls it.
 
     Args:
-        call: what to do.
-        base: the key of the match, before it is told from others in the program.
-        number: 1, or the how-many-th of this key in the program.
-        operands: how many.
-        block: of the program, which it stands in.
+        call: description of the collective.
+        base: the key of the match, before a number makes it unique in the program.
+        number: number of this call among those with the same key in the program, from 1.
+        operands: number of operands.
+        block: block of the program that contains the call.
 
     Attributes:
-        call: as given.
-        base: as given.
-        operands: as given.
-        block: as given; None once it runs.
-        token: what it leaves for the next one in its block; None once it runs.
+        call: the argument.
+        base: the argument.
+        operands: the argument.
+        block: the argument; None after the first run.
+        token: token for the next call in the block; None after the first run.
     """
 
     def __init__(self, call: CollectiveCall, base: str, number: int, operands: int, block: Any) -> None:
@@ -76,14 +76,14 @@ class InProgram:
         self._as_user = call.site.stand_in()
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Carry the call out.
+        """Run the call.
 
         Args:
-            inputs: of the call, perhaps followed by a token.
-            outputs: of the call, followed by a token.
+            inputs: inputs of the call, possibly followed by a token and other ordering values.
+            outputs: outputs of the call, followed by a token.
         """
-        threading.current_thread()  # so that Python knows this thread of XLA's, and reports can tell that it waits
-        # MLIR's objects keep the whole text of the program alive.
+        threading.current_thread()  # register this XLA thread with Python, so that reports can show that it waits
+        # Drop MLIR objects: they keep the whole text of the program alive.
         self.block = self.token = None
         buffers, parameters = split_watched(self.call, inputs[: self.operands])
         sources = [np.asarray(buffer) for buffer in buffers]
@@ -133,24 +133,24 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: CollectiveCall) -> Sequence
 
 
 def _dtype_of(value: Any) -> Any:
-    """Return the dtype of a value of MLIR; one of a byte for what numpy has none for."""
+    """Return the dtype of an MLIR value; int8 for element types without a numpy dtype."""
     return _dtypes().get(str(value.type.element_type), np.dtype(np.int8))
 
 
 @functools.cache
 def _dtypes() -> dict[str, Any]:
-    """Return the dtypes by MLIR's names of them."""
+    """Return the dtypes by their MLIR names."""
     return {str(mlir.dtype_to_ir_type(np.dtype(dtype))): np.dtype(dtype) for dtype in _DTYPES}
 
 
 def _key(call: CollectiveCall, module: Any) -> str:
-    """Return the user's name for a call, or else its program and line; the same on all ranks."""
+    """Return the user's name of a call, or its program and line without a name; the same on all ranks."""
     program = str(module.module.operation.attributes["sym_name"].value).removeprefix("jit_")
     return (call.name or f"{program}/{call.site.short}") + call.suffix
 
 
 def _refuse_several_devices(axis: Any, call: CollectiveCall) -> None:
-    """Refuse what would run once for each local device: a rank has one."""
+    """Refuse a call that would run once per local device: a rank takes part only once."""
     mesh = getattr(axis, "mesh", None)
     count = mesh.size if mesh is not None else getattr(axis, "num_devices", 1)
     if count > 1:
@@ -187,31 +187,31 @@ def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Seque
         return outputs
 
     def inner(*arrays: Any) -> Any:
-        # Arrays that only order the call pass one element: everything passed is copied to the host.
+        # Pass only one element of arrays that only order the call, because everything passed is copied to the host.
         count = here.operands
         given = [*arrays[:count], *(jnp.ravel(array)[:1] for array in arrays[count:])]
-        # Not a pure one, of which XLA would make several one, or leave one out of a loop.
+        # Not pure_callback: XLA could merge several pure calls, or move one out of a loop.
         return io_callback(called, [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes], *given)
 
     return _flat(mlir.lower_fun(inner, multiple_results=True)(ctx, *operands))
 
 
 def _aliases(here: InProgram) -> dict[int, int]:
-    """Return which operand may share its memory with which result; XLA copies first what is still needed."""
+    """Return operand-to-result indices that may share memory; XLA first copies operands that are still needed."""
     count = here.operands - len(here.call.watched)
     return {index: index for index in range(count)} if here.call.kind in _IN_PLACE else {}
 
 
 def _flat(results: Sequence[Any]) -> list[Any]:
-    """Return the values of results, which may be lists of one."""
+    """Return results as a flat list; each may be a one-element list."""
     return [value for result in results for value in (result if isinstance(result, list | tuple) else (result,))]
 
 
 def register(on_cpu: Way | None = None) -> None:
-    """Tell JAX how to compile collectives.
+    """Register the lowering of collectives with JAX.
 
     Args:
-        on_cpu: the way to go on the CPU; None for the best one there is.
+        on_cpu: the way to use on the CPU; None for the best available one.
     """
     way = on_cpu or (_directly if unsafe.can_call_directly() else _through_arrays)
     mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", **_EACH_BY_ITSELF)

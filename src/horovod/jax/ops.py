@@ -1,7 +1,7 @@
 """The collectives of a training script, on arrays and on pytrees; eagerly, and under all of JAX's transformations.
 
-Each is described by one function. Its forms are derived from that: blocking, asynchronous (eagerly only, since XLA
-schedules programs by itself), and Horovod's grouped ones, which do the same because a pytree is a group.
+One function describes each collective. Its forms are derived from it: blocking, asynchronous (only eagerly, because
+XLA schedules programs by itself), and Horovod's grouped forms, which do the same because a pytree is a group.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class TreeCall(NamedTuple):
     Attributes:
         call: the description of the collective.
         leaves: the pytree.
-        compression: how its arrays are sent.
-        splits: of an alltoall, as given.
+        compression: compressor of the sent arrays.
+        splits: the user's splits of an alltoall.
     """
 
     call: CollectiveCall
@@ -99,7 +99,7 @@ def _allreduce(
     Returns:
         A new array, or pytree of arrays, of the same shapes and dtypes.
 
-    Blocks until all ranks called; inside a program, when that is executed. An error there reaches the caller as a
+    Blocks until all ranks called; inside a program, during its execution. An error there reaches the caller as a
     ``JaxRuntimeError``, see ``typed_errors``.
     """
     how = resolve_op(op, None)
@@ -129,7 +129,7 @@ def _broadcast(
     """Return the root's array, or pytree of arrays.
 
     Returns:
-        A new array, or pytree; leaves that are no numbers are this rank's own.
+        A new array, or pytree; leaves that are no numbers stay local.
     """
     return TreeCall(make_call(Kind.BROADCAST, name, process_set, root=root_rank), Leaves(tensor))
 
@@ -147,7 +147,7 @@ def _alltoall(
     """Send the i-th split of the rows to the i-th rank.
 
     Returns:
-        The received rows in rank order; with ``splits`` also how many came from each rank.
+        The received rows in rank order; with ``splits`` also the number of rows from each rank.
     """
     return TreeCall(make_call(Kind.ALLTOALL, name, process_set), Leaves(tensor, verb="alltoall"), splits=splits)
 
@@ -174,7 +174,7 @@ def _reducescatter(
 
 
 def _blocking(describe: Callable[P, TreeCall]) -> Callable[P, Any]:
-    """Return the function that waits for the result, or makes the call part of a program."""
+    """Return the blocking function; while JAX traces, it makes the call part of the program."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Any:
         tree_call = describe(*args, **kwargs)
@@ -188,7 +188,7 @@ def _blocking(describe: Callable[P, TreeCall]) -> Callable[P, Any]:
 
 
 def _starting(describe: Callable[P, TreeCall]) -> Callable[P, int]:
-    """Return the function that returns a handle for ``synchronize``."""
+    """Return the asynchronous function, which returns a handle for ``synchronize``."""
 
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
         refuse_in_programs(
@@ -208,7 +208,7 @@ def _starting(describe: Callable[P, TreeCall]) -> Callable[P, int]:
 def _grouped(
     describe: Callable[Concatenate[Any, P], TreeCall],
 ) -> tuple[Callable[Concatenate[Any, P], Any], Callable[Concatenate[Any, P], int]]:
-    """Return Horovod's forms for several tensors."""
+    """Return Horovod's grouped forms, blocking and asynchronous."""
     run, start = _blocking(describe), _starting(describe)
     return derive(run, describe, is_grouped=True), derive(start, describe, begins=True, is_grouped=True)
 
@@ -235,10 +235,10 @@ def poll(handle: int) -> bool:
     """Return whether an operation is done, so that ``synchronize`` will not block.
 
     Args:
-        handle: of an ``_async`` call that was not synchronized yet.
+        handle: handle of an ``_async`` call that was not synchronized yet.
 
     Raises:
-        ValueError: there is no such handle.
+        ValueError: the handle is unknown or was synchronized already.
     """
     if handle not in _started:
         raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
@@ -249,10 +249,10 @@ def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result.
 
     Args:
-        handle: of an ``_async`` call; an unknown one returns None at once, as in Horovod.
+        handle: handle of an ``_async`` call; an unknown handle returns None immediately, as in Horovod.
 
     Returns:
-        An array or pytree as was given; of an alltoall also how many rows came from each rank.
+        An array or pytree like the input; for an alltoall also the number of rows from each rank.
 
     Raises:
         HorovodInternalError: the operation failed.

@@ -34,15 +34,15 @@ def allreduce_gradients(
     Collective over ``process_set``; works eagerly and inside ``jit``.
 
     Args:
-        grads: a pytree of the same structure on every rank; numbers become arrays; other leaves
-            that are no arrays come back as they are.
+        grads: a pytree of the same structure on every rank; numbers become arrays; other leaves that are no arrays are
+            returned unchanged.
         op: Average (the default), Sum or Adasum; Min, Max and Product work too.
-        compression: how to send it, such as ``Compression.bf16``.
+        compression: compressor of the gradients, such as ``Compression.bf16``.
         prescale_factor: multiplies the gradients before they are combined.
         postscale_factor: multiplies the result.
         process_set: ranks that take part.
         name: key of the match.
-        params: the parameters; where they are given, the first step warns if the ranks began with different ones.
+        params: the parameters; if given, the first step warns if they differ between ranks.
 
     Returns:
         A pytree of the same structure.
@@ -71,7 +71,7 @@ class AccumulationState(NamedTuple):
 
     Attributes:
         count: passes since the last step.
-        gradients: their sum, on this rank.
+        gradients: sum of the gradients of these passes, on this rank.
         inner: state of the optimizer.
     """
 
@@ -90,30 +90,30 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     process_set: ProcessSet = global_process_set,
     name: str = "DistributedOptimizer",
 ) -> Any:
-    """Return an optax transformation that combines the gradients of all ranks, and then does what ``optimizer`` does.
+    """Return an optax transformation that combines the gradients of all ranks, and then applies ``optimizer``.
 
-    All gradients travel as one operation. With ``backward_passes_per_step=k`` they add up on each rank, and travel at
-    every k-th ``update``; the others return zeros. Give ``params`` to ``update``, as optax allows: the first step then
-    warns if the ranks began with different ones, because ``broadcast_parameters`` was not called.
+    All gradients are one operation. With ``backward_passes_per_step=k`` each rank accumulates them, and every k-th
+    ``update`` combines them; other updates return zeros. If ``params`` are passed to ``update``, as optax allows, the
+    first step warns if they differ between ranks because ``broadcast_parameters`` was not called.
 
     Args:
         optimizer: an ``optax.GradientTransformation``.
         op: Average (the default) or Sum of the gradients; or Adasum, which combines the updates that each rank has
             computed from its own gradients.
-        compression: how to send them, such as ``Compression.bf16``.
-        backward_passes_per_step: how many ``update`` calls make one step.
-        average_aggregated_gradients: divide what has added up by ``backward_passes_per_step``, as ``optax.MultiSteps``
-            does; Horovod does not unless it is told to.
-        gradient_predivide_factor: splits the division of an average: by this before adding up, by the rest after it.
-        process_set: ranks that take part; on others it does what ``optimizer`` does.
-        name: key of the match; give different ones to optimizers whose updates ranks may run in another order.
+        compression: compressor of the gradients, such as ``Compression.bf16``.
+        backward_passes_per_step: number of ``update`` calls per step.
+        average_aggregated_gradients: whether to divide the sums by ``backward_passes_per_step``, as
+            ``optax.MultiSteps`` does; off by default, as in Horovod.
+        gradient_predivide_factor: divisor before the sum of an average; the sum is divided by size / factor afterwards.
+        process_set: ranks that take part; on other ranks the result acts like ``optimizer``.
+        name: key of the match; use different names if ranks may run updates of optimizers in different orders.
 
     Returns:
-        An ``optax.GradientTransformationExtraArgs``. Its state is that of ``optimizer`` as long as
+        An ``optax.GradientTransformationExtraArgs``. Its state is that of ``optimizer`` if
         ``backward_passes_per_step`` is 1.
 
     Raises:
-        RequestError: an argument does not fit.
+        RequestError: an argument is invalid.
     """
     import optax
 
@@ -152,13 +152,13 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
 
 class _Accumulation:
-    """Adds gradients up, and steps with every k-th.
+    """Accumulates gradients, and steps at every k-th update.
 
     Args:
-        init: makes the optimizer's state.
-        step: the step.
-        passes: how many make a step.
-        average: whether their sum is divided by their number.
+        init: returns the optimizer's initial state.
+        step: function that combines gradients and applies the optimizer.
+        passes: number of updates per step.
+        average: whether the sum is divided by the number of updates.
     """
 
     def __init__(self, init: Any, step: Any, passes: int, average: bool) -> None:
@@ -168,13 +168,13 @@ class _Accumulation:
         self._average = average
 
     def init(self, params: Any) -> AccumulationState:
-        """Return a state in which nothing has added up."""
+        """Return a state without accumulated gradients."""
         return AccumulationState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), self._init(params))
 
     def update(
         self, updates: Any, state: AccumulationState, params: Any = None, **extra: Any
     ) -> tuple[Any, AccumulationState]:
-        """Add gradients up, or step."""
+        """Accumulate gradients; step at every k-th call."""
         total = jax.tree.map(jnp.add, state.gradients, updates)
 
         def last(total: Any, inner: Any) -> tuple[Any, AccumulationState]:
@@ -185,7 +185,7 @@ class _Accumulation:
         def early(total: Any, inner: Any) -> tuple[Any, AccumulationState]:
             return jax.tree.map(jnp.zeros_like, total), AccumulationState(state.count + 1, total, inner)
 
-        # The count is the same on all ranks, so either all talk or none.
+        # The count is the same on all ranks, so either all ranks combine gradients or none.
         if not is_tracing():
             return last(total, state.inner) if int(state.count) + 1 == self._passes else early(total, state.inner)
         changes, after = jax.lax.cond(state.count + 1 == self._passes, last, early, total, state.inner)

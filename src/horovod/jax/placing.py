@@ -1,4 +1,4 @@
-"""Carry a collective out now, or make it part of the program that JAX traces."""
+"""Run a collective now, or make it part of the program that JAX traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _numbers = Collectives(NumpyAdapter())
 
 
 def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any) -> CollectiveCall:
-    """Return the description of a collective that the user calls here."""
+    """Return the description of the user's call of a collective."""
     if isinstance(root := how.get("root"), jax.core.Tracer):
         raise wrong_argument(
             "root_rank must be known when JAX traces; where it is an argument of a program, name it in jax.jit's "
@@ -51,17 +51,17 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
 
 
 def carry_out(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
-    """Do it now, or make it part of what JAX traces.
+    """Run a call now, or make it part of the program that JAX traces.
 
     Args:
-        call: what to do.
+        call: description of the collective.
         arrays: JAX arrays or tracers.
 
     Returns:
-        One result for each.
+        One result for each array.
 
     Raises:
-        RequestError: the call is wrong by itself, and JAX traces; elsewhere the engine finds out.
+        RequestError: an argument is invalid, while JAX traces; otherwise the engine checks.
     """
     if not arrays:
         return []
@@ -74,7 +74,7 @@ def carry_out(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _check(call: CollectiveCall, arrays: Sequence[Any]) -> None:
-    """Refuse at the call what every execution of the program would refuse."""
+    """Refuse an invalid call while tracing; otherwise every execution of the program would fail."""
     number, check = id_of(call.process_set), context.engine().check
     for array in arrays:
         spec = TensorSpec(array.dtype.name, tuple(array.shape))
@@ -84,22 +84,22 @@ def _check(call: CollectiveCall, arrays: Sequence[Any]) -> None:
 
 
 def _rows_of_all(call: CollectiveCall, arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Ask the members for their numbers of rows, which the derivative needs to know."""
+    """Exchange the members' numbers of rows, which the derivative needs."""
     own = np.array([[array.shape[0] for array in arrays]])
     table = _numbers.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
     return tuple(tuple(column) for column in table.T.tolist())
 
 
 def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
-    """Do an alltoall with splits.
+    """Run an alltoall with splits, or make it part of what JAX differentiates.
 
     Args:
-        call: what to do.
+        call: description of the collective.
         arrays: JAX arrays or tracers.
         splits: rows for each member.
 
     Returns:
-        One result for each array, and how many rows came from each member.
+        One result for each array, and the number of rows from each member.
     """
     if is_compiling():
         raise wrong_argument(
@@ -110,7 +110,7 @@ def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -
     numbers = call.splits
     if not is_tracing():
         return finish(start_eagerly(call, arrays))
-    _check(call, arrays)  # before the others are asked for theirs
+    _check(call, arrays)  # before the exchange of splits with other ranks
     name = call.name and f"{call.name}.splits"
     own = np.array(numbers, np.int32)
     received = _numbers.alltoall(own, name=name, process_set=call.process_set)
@@ -119,10 +119,10 @@ def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -
 
 
 def with_splits(call: CollectiveCall, splits: Any) -> CollectiveCall:
-    """Return an alltoall with splits; even ones if these are None.
+    """Return an alltoall with splits; with even splits if ``splits`` is None.
 
     Raises:
-        ValueError: they are no integers, or there are none.
+        ValueError: ``splits`` holds no integers, or is empty.
     """
     if splits is None:
         return call
@@ -132,14 +132,14 @@ def with_splits(call: CollectiveCall, splits: Any) -> CollectiveCall:
 
 
 def refuse_in_programs(verb: str, instead: str) -> None:
-    """Refuse what makes no sense inside a program, where it would be executed while JAX traces.
+    """Refuse a function inside a program, where it would run only once, during tracing.
 
     Args:
-        verb: what was called.
-        instead: what to do.
+        verb: name of the called function.
+        instead: the remedy, for the error.
 
     Raises:
-        RequestError: JAX compiles what calls it.
+        RequestError: JAX is compiling the calling function.
     """
     if is_compiling():
         raise wrong_argument(

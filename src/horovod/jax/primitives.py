@@ -1,4 +1,4 @@
-"""The one JAX primitive behind all collectives: shapes, derivatives, batching, and how it is carried out eagerly.
+"""The only JAX primitive behind all collectives: shapes, derivatives, batching and eager execution.
 
 A rank's loss depends on other ranks' inputs. The meaning of "the gradient" is then a convention, that of
 ``horovod.torch``: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast
@@ -33,10 +33,10 @@ collective_p.multiple_results = True
 
 
 def collective(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
-    """Carry a call out, or make it part of what JAX traces.
+    """Run a call, or make it part of the program that JAX traces.
 
     Args:
-        call: what to do.
+        call: description of the collective.
         arrays: JAX arrays or tracers.
 
     Returns:
@@ -47,7 +47,7 @@ def collective(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
 
 @collective_p.def_impl
 def _run(*arrays: Any, call: CollectiveCall) -> list[jax.Array]:
-    # Under grad, what was given as a numpy array comes as one.
+    # Under grad, an input that is a numpy array arrives as a numpy array.
     return run_eagerly(call, [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays])
 
 
@@ -73,7 +73,7 @@ def _shape(call: CollectiveCall, index: int, shape: tuple[int, ...]) -> tuple[in
 
 
 def _shares(call: CollectiveCall, rows: int) -> tuple[int, ...]:
-    """Return how many of so many rows each member gets from a reducescatter."""
+    """Return the number of rows that each member gets from a reducescatter of ``rows`` rows."""
     return tuple(len(range(*part_of(rows, call.size, index))) for index in range(call.size))
 
 
@@ -82,7 +82,7 @@ def _shares(call: CollectiveCall, rows: int) -> tuple[int, ...]:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CollectiveCall) -> tuple[list[Any], list[Any]]:
     results = collective(call, primals)
-    # The program decides which inputs have a derivative, so all ranks leave out the same ones.
+    # The program decides which inputs have a derivative, so all ranks skip the same ones.
     moving = [i for i, tangent in enumerate(tangents[: len(results)]) if not isinstance(tangent, ad.Zero)]
     moved = [ad.Zero(_tangent_type(result)) for result in results]
     if not moving:
@@ -142,7 +142,7 @@ def _aside(call: CollectiveCall, what: str, **changes: Any) -> CollectiveCall:
 
 def _transpose(cotangents: Sequence[Any], *inputs: Any, call: CollectiveCall) -> list[Any]:
     gradients: list[Any] = [None] * len(inputs)
-    # Again the same ones on all ranks.
+    # As in _jvp, all ranks skip the same inputs.
     needed = [i for i, x in enumerate(inputs) if ad.is_undefined_primal(x) and not isinstance(cotangents[i], ad.Zero)]
     for index, x in enumerate(inputs):
         if ad.is_undefined_primal(x) and index not in needed:
@@ -159,7 +159,7 @@ ad.primitive_transposes[collective_p] = _transpose
 
 
 def _back(call: CollectiveCall, grads: list[Any], shapes: list[tuple[int, ...]], rows: Any) -> list[Any]:
-    """Return the gradients of the inputs, which have ``shapes``, from those of the results."""
+    """Return the gradients of the inputs, of the given ``shapes``, from the gradients of the results."""
     if call.kind is Kind.ALLREDUCE:
         if call.only_root >= 0:
             return collective(call.gradient(kind=Kind.BROADCAST, root=call.only_root, only_root=-1), grads)
@@ -192,7 +192,7 @@ def _back(call: CollectiveCall, grads: list[Any], shapes: list[tuple[int, ...]],
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: CollectiveCall) -> tuple[list[Any], list[Any]]:
-    """One collective for the whole batch; the new dimension is not the one that rows are counted in."""
+    """Run one collective for the whole batch; the batch dimension never becomes the dimension of the rows."""
     if call.op is ReduceOp.ADASUM and call.kind is Kind.ALLREDUCE:
         raise NotImplementedError(
             "Adasum under vmap would combine every element of the batch by itself; call it outside of vmap"

@@ -1,4 +1,4 @@
-"""The one ``Collectives`` of JAX in this process, and where in JAX's tracing a call is made."""
+"""The only ``Collectives`` of JAX in this process, and queries of JAX's tracing state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ comm = Collectives(JaxAdapter())
 with jax.core.eval_context():
     _NOT_TRACING = get_opaque_trace_state()
 
-#: Rank and number of ranks, where a program that JAX compiled has asked for one of them.
+#: Rank and number of ranks, if a compiled JAX program has queried one of them.
 _asked: list[tuple[int, int]] = []
 
 
 def _forget_other_worlds() -> None:
-    """Let JAX forget its programs if one of them has asked for the rank, or the number of ranks, that it was."""
+    """Clear JAX's caches if a program contains a rank or size that is no longer valid."""
     if _asked and _asked[-1] != (context.world().rank, context.world().size):
         _asked.clear()
         jax.clear_caches()
@@ -42,11 +42,11 @@ when_asked(_note)
 
 
 def is_tracing() -> bool:
-    """Return whether JAX transforms what is called now: under jit, grad, vmap, scan and so on."""
+    """Return whether JAX is tracing now: under jit, grad, vmap, scan and so on."""
     traced: bool = get_opaque_trace_state() != _NOT_TRACING
     return traced
 
 
 def is_compiling() -> bool:
-    """Return whether what is called now becomes part of a program, instead of being executed."""
+    """Return whether calls now become part of a program instead of being executed."""
     return is_tracing() and bool(unsafe_am_i_under_a_jit_DO_NOT_USE())

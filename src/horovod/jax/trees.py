@@ -1,4 +1,4 @@
-"""Pytrees taken apart: the arrays that travel, and everything else, which stays as it is."""
+"""Split pytrees into arrays to send and other leaves, which stay unchanged."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def is_key(array: Any) -> bool:
 class Leaves:
     """The arrays among the leaves of a pytree.
 
-    Leaves that are no numbers (functions, texts, ``None``, ``float0`` gradients) are no arrays, and come back as they
-    are. Typed random keys travel as their integers.
+    Leaves that are no numbers (functions, strings, ``None``, ``float0`` gradients) are no arrays, and are returned
+    unchanged. Typed random keys are sent as their integers.
 
     Args:
         tree: a pytree, or one array.
-        verb: the operation, if random keys make no sense in it: RequestError refuses them.
-        split_scalars: whether to keep numbers and arrays without dimensions apart, so that a number stays one.
+        verb: name of an operation that does not support all random keys; they raise RequestError.
+        split_scalars: whether to separate numbers and 0-dimensional arrays, so that numbers keep their type.
 
     Attributes:
-        arrays: the arrays, in the order of the tree; numbers of Python and numpy become arrays.
-        scalars: the scalars that are kept apart, by their index among the leaves.
+        arrays: the arrays, in the order of the tree; Python and numpy numbers become arrays.
+        scalars: the separated scalars, by their index among the leaves.
     """
 
     def __init__(self, tree: Any, *, verb: str = "", split_scalars: bool = False) -> None:
@@ -66,11 +66,11 @@ class Leaves:
 
     @property
     def is_single(self) -> bool:
-        """Whether the tree is one leaf, and no container."""
+        """Whether the tree is a single leaf without a container."""
         return bool(jax.tree_util.treedef_is_leaf(self._treedef))
 
     def _refuse_keys(self, verb: str) -> None:
-        """Refuse random keys that cannot be combined, and single ones, which have no rows to move."""
+        """Refuse random keys in reductions, and single keys in operations on rows."""
         moves = verb in _MOVES_ROWS
         keys = [
             index for index, (_, restore) in enumerate(self._restore) if restore and (restore.is_single or not moves)
@@ -83,7 +83,7 @@ class Leaves:
         raise wrong_argument(f"{verb} of random keys ({where}) is not defined; broadcast or allgather them")
 
     def rebuild(self, results: Sequence[Any], scalars: Mapping[int, Any] | None = None) -> Any:
-        """Return the tree with ``results`` in the places of ``arrays``, and other ``scalars`` in theirs."""
+        """Return the tree with ``results`` in place of ``arrays``, and with ``scalars`` at their leaf indices."""
         leaves = list(self._leaves)
         for index, scalar in (scalars or {}).items():
             leaves[index] = scalar
@@ -105,13 +105,13 @@ class Leaves:
 
 
 class _Rewrap:
-    """Makes keys of their integers again.
+    """Converts integers back to random keys.
 
     Args:
-        keys: what it was.
+        keys: the original keys.
 
     Attributes:
-        is_single: whether it was one key.
+        is_single: whether ``keys`` was one key without dimensions.
     """
 
     def __init__(self, keys: Any) -> None:

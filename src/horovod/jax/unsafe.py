@@ -1,4 +1,4 @@
-"""Code that depends on how JAX builds programs; ``can_call_directly`` checks whether it does so here.
+"""Code that depends on JAX internals; ``can_call_directly`` checks that this JAX has them.
 
 Without ``call_directly`` collectives go through ``jax.experimental.io_callback``, see ``horovod.jax.lowering``.
 """
@@ -15,17 +15,17 @@ from jax.interpreters import mlir
 
 __all__ = ["call_directly", "can_call_directly", "is_borrowed", "results_before"]
 
-#: XLA's target for Python callbacks that get buffers.
+#: XLA's target for Python callbacks on buffers.
 _TARGET = "xla_buffer_python_cpu_callback"
-#: Attributes of an argument that is donated.
+#: Attributes that mark a donated argument.
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _CALL, _CUSTOM_CALL = "func.call", "stablehlo.custom_call"
-#: Targets by which XLA calls Python: here, and for JAX's own callbacks on any device.
+#: Targets by which XLA calls Python: ours, and those of JAX's own callbacks on any device.
 _PYTHON = re.compile(r"xla_.*python_.*callback")
 
 
 def can_call_directly() -> bool:
-    """Return whether the parts of jaxlib that ``call_directly`` needs are in their places."""
+    """Return whether this jaxlib has the parts that ``call_directly`` needs."""
     try:
         from jaxlib.mlir import ir
     except ImportError:
@@ -37,12 +37,12 @@ def can_call_directly() -> bool:
 def call_directly(
     ctx: Any, function: Callable[..., tuple[()]], operands: Sequence[Any], aliases: Mapping[int, int]
 ) -> Sequence[Any]:
-    """Make XLA call a function with the buffers of operands and results, without an effect that JAX would order.
+    """Make XLA call a function with the buffers of operands and results, without an ordered JAX effect.
 
     Args:
         ctx: JAX's context of the lowering.
-        function: gets a context, the operands and the results.
-        operands: values of MLIR.
+        function: takes a context, the operands and the results.
+        operands: MLIR values.
         aliases: operands that may share their memory with a result, by index.
     """
     module = ctx.module_context
@@ -53,7 +53,7 @@ def call_directly(
 
 
 def is_borrowed(value: Any) -> bool:
-    """Return whether a value is an argument that the program must not overwrite: XLA would copy it first."""
+    """Return whether a value is an argument that is not donated, so that XLA would copy it before writing."""
     from jaxlib.mlir import ir
 
     block = value.owner
@@ -67,17 +67,17 @@ def is_borrowed(value: Any) -> bool:
 
 
 def results_before(block: Any, since: Any, module: Any) -> list[Any]:
-    """Return the results of the loops, branches and functions of a block that have collectives in them.
+    """Return the results of the loops, branches and function calls of a block that contain collectives.
 
-    An operation that takes these values runs after those collectives, so that XLA cannot swap the two.
+    An operation that takes these values runs after those collectives, so XLA cannot reorder them.
 
     Args:
-        block: of the program that is being made.
-        since: the operation behind which to look; None for all of the block.
+        block: block of the program under construction.
+        since: the operation after which to search; None for the whole block.
         module: the program.
 
     Returns:
-        Values of MLIR.
+        MLIR values.
     """
     holding = _functions_with(module)
     found: list[Any] = []
@@ -90,7 +90,7 @@ def results_before(block: Any, since: Any, module: Any) -> list[Any]:
 
 
 def _functions_with(module: Any) -> set[str]:
-    """Return the names of the functions of a program that have collectives in them, or call one that has."""
+    """Return the names of the functions of a program that contain collectives, directly or through calls."""
     functions = [op.operation for op in module.body.operations if "sym_name" in op.operation.attributes]
     found: set[str] = set()
     while more := {name for name, op in _named(functions) if name not in found and _has(op, found)}:
@@ -103,7 +103,7 @@ def _named(functions: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def _has(op: Any, functions: set[str]) -> bool:
-    """Return whether there is a collective, or a call of one of ``functions``, in an operation or what is inside."""
+    """Return whether an operation, or one nested in it, is a collective or calls one of ``functions``."""
     from jaxlib.mlir import ir
 
     found = False

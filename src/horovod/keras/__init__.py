@@ -1,13 +1,13 @@
 """horovod for Keras 3, on its backends TensorFlow, torch and JAX: ``import horovod.keras as hvd``.
 
-    optimizer           DistributedOptimizer, and the one with local layers
+    optimizer           DistributedOptimizer, and PartialDistributedOptimizer with local layers
     loss_scale          mixed precision
-    callbacks           what goes into ``model.fit(callbacks=)``
-    elastic             training that goes on when ranks come and go
+    callbacks           callbacks for ``model.fit(callbacks=)``
+    elastic             training that continues when ranks are lost or join
     values              collectives on numbers, arrays, tensors and variables
 
-``horovod._keras`` is the part that it shares with ``horovod.tensorflow.keras``.
-This module gathers the names of a training script.
+``horovod._keras`` is the code shared with ``horovod.tensorflow.keras``.
+This module re-exports the names that training scripts use.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _present(model: Any) -> Any:
 @contextmanager
 def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
     def on_jax(values: Any, iterator: Any) -> Any:
-        """Leave the values in the model's variables while a step runs, where states find and change them."""
+        """Keep the values in the model's variables while a step runs, so that states can read and change them."""
         del iterator
         for name, arrays in zip(_EVERY, values, strict=True):
             some = model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
@@ -93,7 +93,7 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
         try:
             result = call()
         except BaseException:
-            # Otherwise Keras would set the values from before the loss.
+            # Otherwise Keras would restore the values from before the failed step.
             model._jax_state = None
             raise
         model._jax_state_synced = False

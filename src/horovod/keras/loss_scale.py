@@ -1,4 +1,4 @@
-"""Loss scaling, around optimizers whose gradients are combined: all ranks skip a step, or none does."""
+"""Loss scaling around distributed optimizers: either all ranks skip a step, or none does."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["innermost", "teach_loss_scaling"]
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside of loss scaling, or ``optimizer`` itself."""
+    """Return the optimizer inside a loss scaling optimizer, or ``optimizer`` itself."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def teach_loss_scaling() -> None:
-    """Make Keras' LossScaleOptimizer ask all ranks, once, whether gradients are finite.
+    """Patch Keras' LossScaleOptimizer, once, to check on all ranks that gradients are finite.
 
-    It decides whether the optimizer inside of it is called at all, where a distributed one waits for the others.
-    ``compile()`` may make one by itself, so it is its class that learns. Around plain optimizers nothing changes.
+    It decides whether to call its inner optimizer; a distributed one would wait for ranks that skip the call.
+    ``compile()`` may make one by itself, so we patch the class. Around plain optimizers nothing changes.
     """
     scaling = keras.optimizers.LossScaleOptimizer
     if getattr(scaling.check_finite, "_asks_all_ranks", False):

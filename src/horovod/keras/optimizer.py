@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: an optimizer of Keras that works with the gradients of all ranks."""
+"""``DistributedOptimizer``: a Keras optimizer that uses the combined gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distribute"]
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
-    """Make an optimizer of Keras 3 a distributed one, and return it.
+    """Make an optimizer of Keras 3 distributed, in place, and return it.
 
     Args:
-        optimizer: an optimizer, or what ``keras.optimizers.get`` takes. It keeps its variables.
-        settings: how to combine gradients.
+        optimizer: an optimizer, or an argument for ``keras.optimizers.get``. It keeps its variables.
+        settings: settings of the reduction.
 
     Raises:
-        RequestError: it is no optimizer, or accumulates gradients otherwise already.
+        RequestError: ``optimizer`` is no optimizer, or already accumulates another number of passes.
     """
     if isinstance(optimizer, str | dict):
         optimizer = keras.optimizers.get(optimizer)
@@ -52,7 +52,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
-    """Have Keras accumulate gradients over ``backward_passes_per_step`` passes; it does so on every backend."""
+    """Make Keras accumulate gradients over ``passes`` passes; every backend supports this."""
     own = optimizer.gradient_accumulation_steps
     if passes == 1 or own == passes:
         return
@@ -86,16 +86,16 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make an optimizer of Keras work with the gradients of all ranks.
+    """Make a Keras optimizer use the combined gradients of all ranks.
 
-    Works in ``fit()`` and in loops of one's own, through ``apply``, ``apply_gradients`` and ``stateless_apply``.
-    Gradients are combined before they are clipped, inside the compiled step where there is one.
+    It works in ``fit()`` and in custom loops, through ``apply``, ``apply_gradients`` and ``stateless_apply``.
+    Gradients are combined before they are clipped, inside the compiled step if there is one.
 
     Returns:
-        ``optimizer``, whose class now derives from the one it had. Saved models name the plain class.
+        ``optimizer``; its class now derives from its original class. Saved models name the original class.
 
     Raises:
-        RequestError: an argument does not fit.
+        RequestError: an argument is invalid.
         NotInitializedError: ``init()`` was not called.
     """
     del name, device_dense, device_sparse

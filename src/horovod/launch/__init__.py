@@ -1,13 +1,13 @@
 """Starts processes and watches them; loads no framework and no engine.
 
 cli, run                        the two ways in: horovodrun, and horovod.run(fn)
-flags, hosts, machine           what the user says, and what this machine is
+flags, hosts, machine           the user's options, the hosts, and the properties of this machine
 assemble, host_checks, ssh      other hosts, checked side by side before anything starts
-mpi, mpi_run                    what mpirun is told, where it starts the ranks
-plan                            what will be started: pure
-supervise, output               starts it, passes its output on, ends it
-job, local, remote              the ranks of one host: of this one, and of another, through ssh and its agent
-agent, frames                   what runs on another host, and how it is talked with
+mpi, mpi_run                    the command line of mpirun, for jobs whose ranks mpirun starts
+plan                            the ranks to start: pure
+supervise, output               starts the ranks, passes their output on, ends them
+job, local, remote              the ranks of one host: of this host, or of another one through ssh and its agent
+agent, frames                   the launcher's agent on another host, and its protocol
 keeper, task                    the programs that run below us: the ranks' parent, and a rank of horovod.run
-outcome, report, build_info     how it went, and what to tell the user
+outcome, report, build_info     the result of a job, and texts for the user
 """

@@ -1,8 +1,8 @@
-"""The launcher's hand on another host: ``ssh host python -m horovod.launch.agent``.
+"""The launcher's agent on another host: ``ssh host python -m horovod.launch.agent``.
 
-Starts the host's ranks through a keeper, as the launcher itself does on its own host, and passes output, news and
-orders on; it decides nothing but this: when its standard input ends, or the launcher is silent for too long, all that
-runs on this host is killed. Plan, environment and secret come on standard input, so that no command line shows them.
+Starts the host's ranks through a keeper, as the launcher itself does on its own host, and passes on output, news and
+orders. It decides one thing: when its standard input ends, or the launcher is silent for too long, it kills every
+process of the job on this host. Plan, environment and secret come on standard input, so no command line shows them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Agent:
 
     Args:
         wire: the launcher.
-        environ: variables that its ranks have besides those of this process.
+        environ: variables of its ranks, in addition to those of this process.
     """
 
     def __init__(self, wire: AgentWire, environ: Mapping[str, str] | None = None) -> None:
@@ -50,7 +50,7 @@ class Agent:
         self._call = bytearray()
         self._silence_s = frames.SILENCE_BEFORE_START_S
         self._is_paused = False  # the launcher has been stopped, and says nothing
-        self._own_path = ""  # of a Python that is not the launcher's
+        self._own_path = ""  # folder of this Python, if it is not the launcher's
 
     def run(self) -> None:
         """Serve until the launcher is gone. Blocks for as long as the job runs."""
@@ -150,7 +150,7 @@ class Agent:
         self._job.start_rank(start.rank, start.slot, _texts(start.environ), theirs)
 
     def _pass_on(self, fd: int) -> bool:
-        """Send what a rank wrote; whether there may be more."""
+        """Send the output of a rank; return whether there may be more."""
         rank, stream = self._pipes[fd]
         try:
             data = os.read(fd, frames.CHUNK_BYTES)
@@ -175,7 +175,7 @@ class Agent:
                 self._wire.send(frames.News(event))
                 return
             for fd in [fd for fd, (rank, _) in self._pipes.items() if rank == event.get("ended")]:
-                while self._pass_on(fd):  # its last words come before the news of its end
+                while self._pass_on(fd):  # send its last output before the news of its end
                     pass
             result = self._job.results.pop(event.get("ended", -1), b"")
             for i in range(0, len(result), frames.CHUNK_BYTES):
@@ -183,7 +183,7 @@ class Agent:
             self._wire.send(frames.News(event))
 
     def _finish(self, is_lost: bool) -> None:
-        """All ranks have ended: send what is left of them."""
+        """Send the remaining output after all ranks have ended."""
         assert self._job is not None
         if is_lost:
             self._job.kill()
@@ -192,7 +192,7 @@ class Agent:
                 pass
 
     def close(self) -> None:
-        """Leave nothing behind. Blocks until all that ran on this host has ended."""
+        """Kill all ranks. Blocks until every process of the job on this host has ended."""
         if self._job is not None:
             self._job.close()
         for fd in list(self._pipes):
@@ -203,9 +203,9 @@ def problems(folder: str, command: str, path: str, interfaces: list[str]) -> lis
     """Return the problems that keep a command from running on this host.
 
     Args:
-        folder: where it is to run.
+        folder: folder in which the command is to run.
         command: its name.
-        path: where programs are searched.
+        path: value of PATH, for the search.
         interfaces: names of network interfaces that must be there.
 
     Returns:

@@ -25,8 +25,8 @@ class Allocation:
 
     Attributes:
         scheduler: its name.
-        hosts: with one slot for each task that was asked for.
-        starters: by name of the host, the start of a command line that runs a program there; ssh for all others.
+        hosts: the hosts, with one slot for each requested task.
+        starters: first words of the command line that runs a program on a host, by host name; other hosts use ssh.
     """
 
     scheduler: str
@@ -60,7 +60,7 @@ def find_allocation(
 
 
 def spread(allocation: Allocation, num_proc: int) -> list[HostSlots]:
-    """Return hosts with slots for so many ranks: those of the scheduler, or where they are too few, evenly more.
+    """Return hosts with slots for all ranks: the scheduler's slots or, if these are too few, equal shares.
 
     Args:
         allocation: the scheduler's.
@@ -134,7 +134,7 @@ def _mpi_job(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocati
 
 
 def _counted(names: Sequence[str]) -> tuple[HostSlots, ...]:
-    """A slot for each time that a host is named."""
+    """Return one slot for each time that a host is named."""
     return _merged(HostSlots(name, 1) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""From what the user named to hosts that are ready and a plan for them; for ``horovodrun`` and ``horovod.run``."""
+"""Turn the hosts that the user named into checked hosts and a plan; for ``horovodrun`` and ``horovod.run``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["Assembly", "Chosen", "assemble", "choose_hosts", "interface_settings
 
 
 class Assembly:
-    """A plan, and the hosts that wait for it.
+    """A plan, and the checked hosts that wait for it.
 
     Args:
-        plan: what to start.
+        plan: the launch plan.
         found: the other hosts.
         service: the job service, where ranks of several hosts meet.
     """
@@ -48,35 +48,35 @@ class Assembly:
         return bool(self._found.connections)
 
     def jobs(self, plan: LaunchPlan | None = None, call: bytes = b"") -> list[Job]:
-        """The ranks of each host, for ``supervise``.
+        """Return the ranks of each host, for ``supervise``.
 
         Args:
-            plan: this instead of the plan made, such as one with open files.
+            plan: replaces the assembly's own plan, for example by one with open files.
             call: the call that each rank makes, if it is one of ``horovod.run``.
         """
         connections = {_plain(host): connection for host, connection in self._found.connections.items()}
         return jobs_of(plan or self.plan, connections, call)
 
     def ended(self, rank: int, who: str, how: str) -> None:
-        """Let ranks that wait for one that has ended know of it.
+        """Tell the ranks that wait for an ended rank about its end.
 
         Args:
-            rank: of the job.
-            who: the same in words.
-            how: what became of it.
+            rank: the ended rank.
+            who: its description for messages.
+            how: how it ended, in words.
         """
         if self._service is not None:
             self._service.ended(rank, who, how)
 
     def close(self) -> None:
-        """Let the hosts go. Blocks until their agents have ended."""
+        """Disconnect from the hosts. Blocks until their agents have ended."""
         self._found.close()
         if self._service is not None:
             self._service.close()
 
 
 def named_hosts(hosts: str, hostfile: str) -> list[HostSlots]:
-    """The hosts that the user named, if any.
+    """Return the hosts that the user named, if any.
 
     Args:
         hosts: value of ``-H``, or empty.
@@ -103,9 +103,9 @@ class Chosen:
     Attributes:
         num_proc: number of ranks.
         named: hosts that the user or the scheduler named, with their slots; empty for this host alone.
-        places: which hosts get how many ranks.
+        places: number of ranks on each host.
         starters: as ``Access.starters``.
-        note: a line for the user; empty where the scheduler has not named the hosts.
+        note: a line for the user about the scheduler's hosts or ``--check``; else empty.
     """
 
     num_proc: int
@@ -118,17 +118,17 @@ class Chosen:
 def choose_hosts(
     hosts: str, hostfile: str, num_proc: int | None, has_script: bool = False, one_each: bool = False
 ) -> Chosen:
-    """Say which hosts get how many ranks: those that the user named, else those of the scheduler, else this one.
+    """Choose the number of ranks on each host: the user's hosts, else the scheduler's, else this host.
 
     Args:
         hosts: value of ``-H``, or empty.
         hostfile: path of a host file, or empty.
         num_proc: number of ranks; None stands for the scheduler's.
         has_script: whether a script names the hosts, later.
-        one_each: whether each host gets one rank, whatever ``num_proc`` says.
+        one_each: whether each host gets exactly one rank; ``num_proc`` is then ignored.
 
     Raises:
-        ValueError: they do not fit, or the text is no list of hosts.
+        ValueError: the ranks do not fit on the hosts, or the text is no list of hosts.
     """
     allocation = find_allocation(os.environ)
     if one_each:
@@ -154,17 +154,17 @@ def choose_hosts(
 
 
 def _starters(allocation: Allocation | None) -> dict[str, tuple[str, ...]]:
-    """The scheduler's ways to start agents, as far as its programs are here."""
+    """Return the scheduler's commands that start agents, if their programs exist on this host."""
     there = {} if allocation is None else allocation.starters
     return {name: words for name, words in there.items() if shutil.which(words[0])}
 
 
 def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str, str]:
-    """Variables that tell the libraries below which network to take.
+    """Return the variables that tell Gloo and NCCL which network to use.
 
     Args:
-        interfaces: their names, the best one first; empty leaves it to the libraries.
-        tcp: whether InfiniBand is not to be used.
+        interfaces: names of network interfaces, the best one first; empty lets the libraries choose.
+        tcp: whether NCCL must not use InfiniBand.
     """
     names = ",".join(interfaces)
     variables = {"HOROVOD_GLOO_IFACE": names, "NCCL_SOCKET_IFNAME": names} if names else {}
@@ -172,23 +172,23 @@ def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str
 
 
 def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> Assembly:
-    """Check all hosts, then decide what to start.
+    """Check all hosts, then make the plan.
 
     Args:
-        request: what the user asked for.
-        where: which hosts get how many ranks.
-        access: how other hosts are reached; its time is that of the settings.
+        request: the user's request.
+        where: number of ranks on each host.
+        access: how to reach other hosts; the settings replace its timeout.
 
     Returns:
-        The plan, and the hosts that wait for it; the caller closes it.
+        The plan with the hosts that wait for it; the caller must close it.
 
     Raises:
-        LaunchError: with a sentence for each thing that is wrong on any host.
+        LaunchError: a host has problems; one sentence for each.
         ValueError: a setting has a wrong value.
 
     Blocks until all hosts have answered, for ``--start-timeout`` at most.
     """
-    # A wrong value is one error here rather than one on every rank.
+    # Check the values here: a wrong one gives one error instead of one on every rank.
     settings = config.load({**request.file, **request.environ, **request.flags})
     others = [place.name for place in where if not place.is_here]
     if not others:
@@ -196,7 +196,7 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
     here = next((place.name for place in where if place.is_here), "")
     access = replace(access, timeout_s=settings.start_timeout_s)
     if len(where) > 1:
-        # Before agents wait for a heartbeat: this import may take seconds on a network file system.
+        # Import this before agents wait for heartbeats: it may take seconds on a network file system.
         importlib.import_module("horovod.rendezvous.service")
     found = check_hosts(others, here, access, request.command[0], request.environ.get("PATH", ""))
     shares = tuple(
@@ -231,5 +231,5 @@ def _service(request: LaunchRequest, shares: Sequence[Share], interfaces: Sequen
 
 
 def _plain(host: str) -> str:
-    """The host's name, without the user's."""
+    """Return the host's name without the user's name."""
     return host.rpartition("@")[2]

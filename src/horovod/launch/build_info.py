@@ -9,7 +9,7 @@ from horovod._version import __version__
 
 __all__ = ["check_build"]
 
-# Title, the module, and our part that speaks to it.
+# Title, the framework's module, and our module for it.
 _FRAMEWORKS = (
     ("TensorFlow", "tensorflow", "horovod.tensorflow"),
     ("PyTorch", "torch", "horovod.torch"),
@@ -19,7 +19,7 @@ _FRAMEWORKS = (
 )
 # Distributions that bring a module of another name.
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly")}
-# Title, our part, and the module that it needs.
+# Title, our module, and the module that it needs.
 _CONTROLLERS = (("shared memory", "horovod.transports.shm", ""), ("MPI", "", "mpi4py"), ("Gloo", "", "torch"))
 _OPERATIONS = (
     ("shared memory", "horovod.transports.shm", ""),
@@ -30,7 +30,7 @@ _OPERATIONS = (
 
 
 def check_build() -> str:
-    """Features of this installation, in Horovod's layout."""
+    """Return the features of this installation, in Horovod's layout."""
     return "\n".join(
         [
             f"Horovod v{__version__} (khorovod):",

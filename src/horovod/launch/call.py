@@ -1,4 +1,4 @@
-"""A function call on all ranks, in the launcher: packs it, reads what the ranks returned, or says why one failed."""
+"""The launcher's side of a function call on all ranks: packs it, reads the results, or explains a failure."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ __all__ = ["failed_call", "pack", "sink_of", "unpack_results"]
 
 
 def pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Write down a call with the caller's module path; see ``task.pack_call``.
+    """Serialize a call with the caller's module path; see ``task.pack_call``.
 
     Args:
-        func: what to call.
+        func: the function.
         args: its arguments.
         kwargs: its named arguments.
 
     Raises:
-        ValueError: it is not callable, or cannot be pickled.
+        ValueError: the function is not callable, or the call cannot be pickled.
     """
     if not callable(func):
         raise ValueError(f"func must be callable; received {type(func).__name__}")
     paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
     try:
         return task.pack_call(func, args, kwargs, paths)
-    except Exception as error:  # whatever the objects' own code raises
+    except Exception as error:  # pickling runs the objects' own code
         raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
 
 
 def unpack_results(packed: Sequence[bytes]) -> list[Any]:
-    """Read what the ranks have returned.
+    """Read the results of the ranks.
 
     Args:
-        packed: by rank.
+        packed: the pickled results, by rank.
 
     Raises:
-        LaunchError: a rank has returned nothing, or what cannot be read here.
+        LaunchError: a rank has returned nothing, or a result that cannot be read here.
     """
     values = []
     for rank, data in enumerate(packed):
         try:
             result = task.unpack_result(data)
-        except Exception as error:  # whatever the objects' own code raises
+        except Exception as error:  # unpickling runs the objects' own code
             raise LaunchError(f"cannot read what rank {rank} returned: {error}") from error
         if not isinstance(result, task.Result):
             raise LaunchError(f"rank {rank} ended without a result: did the function end the process?")
@@ -63,17 +63,17 @@ def failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int = 0)
     """Return the error of a call that failed: Horovod's first sentence, then which rank, why, and where.
 
     Args:
-        plan: what was started.
-        outcome: how it went.
-        packed: what the first rank that failed has left.
-        oom: processes that the kernel killed for want of memory on this host meanwhile.
+        plan: the plan of the job.
+        outcome: the result of the job.
+        packed: pickled result of the first rank that failed.
+        oom: number of processes that the kernel killed on this host meanwhile, for lack of memory.
     """
     try:
         failure = task.unpack_result(packed)
     except Exception:
         failure = None
     if isinstance(failure, task.Failure):
-        outcome.tails.clear()  # the traceback says it better
+        outcome.tails.clear()  # the traceback says more than the last lines of output
     lines = report(plan, outcome, oom)
     if isinstance(failure, task.Failure):
         where = next(i for i, line in enumerate(lines) if line.startswith("rank "))
@@ -89,11 +89,11 @@ def failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int = 0)
 
 
 def sink_of(stream: TextIO | None, original: TextIO | None) -> OutputSink:
-    """Return where text goes: the process's own output, or whatever a notebook has put in its place.
+    """Return the sink of a stream: the process's own output, or the stream that a notebook has put in its place.
 
     Args:
-        stream: a text stream; None for nowhere.
-        original: that of the process, whose descriptor is used.
+        stream: a text stream; None discards the text.
+        original: the process's own stream; if it is ``stream``, its descriptor is used.
     """
     if stream is None:
         return TextSink(io.StringIO())

@@ -1,4 +1,4 @@
-"""``horovodrun``: reads the command line, runs the job, reports, and says it all with the exit code."""
+"""``horovodrun``: reads the command line, runs the job, reports, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _run_elastic(options: Options, assembly: ElasticAssembly) -> int:
 
 
 def _alone(command: tuple[str, ...], size: int, outcome: Outcome) -> list[str]:
-    """Say that ranks have ended well without having met."""
+    """Return a line about ranks that have ended well without a call of ``hvd.init()``, if there are any."""
     alone = sorted(ended.rank for ended in outcome.exits if ended.status == 0 and not ended.has_begun)
     return [alone_text(alone, size)] if alone and trains_together(command, size) else []
 
@@ -166,10 +166,10 @@ def _doctor(folder: Path) -> int:
 
 
 def _print(text: str) -> int:
-    """Print what was asked for; return 1 if nobody can ever read it."""
+    """Print the requested text; return 1 if it cannot be written."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # who reads has seen enough, as `head` does
+    except BrokenPipeError:  # the reader has read enough, as `head` does
         discard_output()
     except OSError as error:
         discard_output()
@@ -212,7 +212,7 @@ def _run(options: Options, assembly: Assembly) -> int:
     lines = report(plan, outcome, oom_kills() - before if before >= 0 and is_here else 0)
     folder = config.load(plan.environ).flight_recorder_dir
     if folder and first is not None and not outcome.interrupted and _has_dumps(Path(folder)):
-        lines.append(f"what the ranks were doing: horovodrun --doctor {folder}")
+        lines.append(f"to see what each rank did last: horovodrun --doctor {folder}")
     for line in lines or _alone(plan.command, plan.size, outcome):
         _say(line)
     return exit_code(outcome)
@@ -222,7 +222,7 @@ def _say(line: str) -> None:
     try:
         print(f"horovodrun: {line}" if not line.startswith(" ") else line, file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody listens any more; the exit code still speaks
+        pass  # standard error has no reader; the exit code still reports the result
 
 
 if __name__ == "__main__":

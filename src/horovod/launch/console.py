@@ -15,7 +15,7 @@ __all__ = ["open_standard_files", "own_sinks", "runnable", "with_own_python"]
 
 
 def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment as if the virtual environment that horovodrun is installed in were activated, unless one is.
+    """Return the environment with horovodrun's virtual environment activated, unless another one is active.
 
     Args:
         environ: the environment.
@@ -28,15 +28,15 @@ def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def runnable(command: tuple[str, ...], path: str, is_needed: bool) -> tuple[str, ...]:
-    """The command, with Python in front of a script that cannot be run by itself.
+    """Return the command, with Python in front of a script that is not executable.
 
     Args:
         command: program and arguments.
-        path: where programs are looked for.
-        is_needed: whether it must be there; other hosts look for themselves.
+        path: value of PATH, for the search.
+        is_needed: whether it must exist on this host; other hosts check it themselves.
 
     Raises:
-        ValueError: it is not there, or cannot be run.
+        ValueError: the command does not exist, or is not executable.
     """
     name = command[0]
     if shutil.which(name, path=path):
@@ -59,14 +59,14 @@ def _trouble_with(name: str, path: str) -> str:
 
 
 def own_sinks() -> tuple[OutputSink, OutputSink]:
-    """Standard output and error; one sink when both are the same terminal or pipe."""
+    """Return sinks of standard output and error; one sink when both are the same terminal or pipe."""
     out = FileSink(1)
     a, b = os.fstat(1), os.fstat(2)
     return out, out if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) else FileSink(2)
 
 
 def open_standard_files() -> None:
-    """Give closed standard files a number of their own, else a pipe of ours would become somebody's output."""
+    """Open closed standard files, else a pipe of ours could get their number and become a child's output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

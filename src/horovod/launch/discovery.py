@@ -1,6 +1,6 @@
 """Asks the user's script, again and again, which hosts an elastic job may use.
 
-The script runs below a keeper of its own, so that it ends with the job however that ends, and whatever it has started.
+The script runs below its own keeper, so that the script and all its child processes end with the job in any case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_S = 10.0
 """How long the script may run."""
 _MOST_BYTES = 1 << 20
 _MOST_QUOTED = 200
-_NAME = re.compile(r"[\w.:@%-]+")  # narrower than that of -H: a script may print an error or a page instead
+_NAME = re.compile(r"[\w.:@%-]+")  # narrower than the names of -H: a script may print an error or a page instead
 _WITHOUT_SLOTS = re.compile(r"^[ \t]*[^\s#]+?(:|[ \t]+slots[ \t]*=[ \t]*)0+[ \t]*$", re.MULTILINE)  # withdrawn
 
 
@@ -58,13 +58,13 @@ class ScriptAnswer(NamedTuple):
 def read_answer(
     status: int | None, out: str, error: str, slots: int, is_here: Callable[[str], bool], own: str
 ) -> ScriptAnswer:  # fmt: skip
-    """Understand what the script did.
+    """Interpret one run of the script.
 
     Args:
         status: its exit code, or minus the signal that killed it; None when it was killed for taking too long.
-        out: what it printed.
-        error: what it printed to standard error.
-        slots: of a host without a number.
+        out: its standard output.
+        error: its standard error.
+        slots: slots of a host for which it prints no number.
         is_here: tells whether a name is this machine.
         own: name of this machine in the job.
     """
@@ -81,7 +81,7 @@ def read_answer(
         if wrong := [host.name for host in named if not _NAME.fullmatch(host.name)]:
             raise ValueError(f"{wrong[0]!r} is no name of a host")
     except ValueError as problem:
-        return ScriptAnswer({}, f"printed what is no list of hosts: {problem}"[: 2 * _MOST_QUOTED])
+        return ScriptAnswer({}, f"printed no list of hosts: {problem}"[: 2 * _MOST_QUOTED])
     return ScriptAnswer(read_hosts(named, is_here, own))
 
 
@@ -89,7 +89,7 @@ def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: 
     """Return the hosts by their names in the job, each once.
 
     Args:
-        named: as the user named them.
+        named: the hosts as the user named them.
         is_here: tells whether a name is this machine.
         own: name of this machine in the job.
     """
@@ -102,14 +102,14 @@ def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: 
 
 
 def judge(answer: ScriptAnswer, before: ScriptAnswer) -> tuple[ScriptAnswer, str]:
-    """Compare an answer with the one before.
+    """Compare an answer with the previous one.
 
     Args:
-        answer: of the script.
+        answer: the script's answer.
         before: the last good hosts, and the last problem.
 
     Returns:
-        The same for the next time, and a line for the user; empty when there is nothing new to say.
+        ``before`` for the next call, and a line for the user; the line is empty if nothing has changed.
     """
     kept = f"keeping the last {len(before.hosts)} host{'s' * (len(before.hosts) != 1)}"
     if answer.problem:
@@ -125,10 +125,10 @@ class Discovery:
 
     Args:
         script: the command, for the shell.
-        slots: of a host for which it prints no number.
+        slots: slots of a host for which it prints no number.
         own: name of this machine in the job.
         environ: environment of the script; has the name of the job.
-        told: called with the hosts after each change, and a line for the user that may be empty; from the thread.
+        told: called in the thread after each change with the hosts and a line for the user, which may be empty.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class Discovery:
         self._thread = threading.Thread(target=self._run, name="horovod-discovery", daemon=True)
 
     def start(self) -> Hosts:
-        """Ask for the first time, then from time to time.
+        """Run the script once, then start the thread that repeats it.
 
         Raises:
             LaunchError: the script failed.
 
-        Blocks until it has answered.
+        Blocks until the script has answered.
         """
         self._job.start(None)
         self._last = self._ask()
@@ -209,7 +209,7 @@ class Discovery:
         return ScriptAnswer({}, "")
 
     def close(self) -> None:
-        """Ask no more. Blocks until the script has ended, which is killed."""
+        """Stop the thread and kill the script. Blocks until the script has ended."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -217,7 +217,7 @@ class Discovery:
 
 
 def _drain(fd: int, text: bytearray) -> None:
-    """Take what is in a pipe; what exceeds the limit is lost."""
+    """Read the bytes in a pipe; bytes beyond the limit are lost."""
     try:
         while data := os.read(fd, 1 << 16):
             text += data[: _MOST_BYTES - len(text)]

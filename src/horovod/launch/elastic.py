@@ -1,7 +1,7 @@
-"""Runs an elastic job: carries out what the membership decides, and reports to it what has become of hosts and ranks.
+"""Runs an elastic job: carries out the membership's decisions, and reports to it changes of hosts and ranks.
 
-The job service, a thread of this process, decides (``core.membership``); the supervision starts and kills processes on
-its word. Script and hosts are asked for in the same poll as everything else, but for the script's own thread.
+The job service, a thread of this process, decides (``core.membership``); the supervision starts and kills processes
+on its orders. One poll serves hosts, processes and decisions; only the script runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["ElasticJob"]
 
 
 class ElasticJob(Supervision):
-    """An elastic job. A *rank* of ``Supervision`` is the number of a process here; those of a generation are its ranks.
+    """An elastic job. A *rank* of ``Supervision`` is a process number here; members of a generation have ranks, too.
 
     Args:
-        plan: what to start; names no rank.
+        plan: command and environment of the processes; names no rank.
         sinks: where standard output and standard error of the ranks go.
-        options: what the user wants.
-        service: decides about the members.
-        pool: connects with hosts.
-        offers: the hosts that may be used; not for a job with a script.
-        endpoints: of the service, for this host and for others.
+        options: the user's options.
+        service: the job service, which decides about the members.
+        pool: connects to hosts.
+        offers: the hosts that may be used; empty for a job with a script.
+        endpoints: endpoints of the service, for this host and for others.
         output_dir: folder for the output of each process, or empty.
         call: the call that each rank makes, if it is one of ``horovod.run``.
     """
@@ -65,11 +65,11 @@ class ElasticJob(Supervision):
         self._offers, self._answer, self._lines = offers, offers, list[str]()
         self._pool = pool
         self._discovery: Discovery | None = None
-        self._hosts: dict[tuple[str, int | None], tuple[Job, int]] = {}  # and cores; by number for a single slot
-        self._absent: list[Slot] = []  # to be started as soon as they are ready
+        self._hosts: dict[tuple[str, int | None], tuple[Job, int]] = {}  # job and cores, by host and only slot
+        self._absent: list[Slot] = []  # slots to be started as soon as they are ready
         self._members = ElasticMembers()
-        self._silent: dict[int, str] = {}  # why they would be killed
-        self._is_plain = False  # a process has ended well before the ranks had met: they never will
+        self._silent: dict[int, str] = {}  # reasons for which silent processes would be killed
+        self._is_plain = False  # a process has ended well before the ranks had met, so they never will
         self._finish: Finish | None = None
         self._stdin: int | None = None
         self._chaos_at: float | None = None
@@ -94,7 +94,7 @@ class ElasticJob(Supervision):
         self.wake()
 
     def adopt(self, ready: Sequence[ReadyHost]) -> None:
-        """Start to use hosts."""
+        """Start using hosts."""
         for name, connection, cores, number, own in ready:
             plan = own or self.plan
             job = LocalJob(plan, self._call) if connection is None else RemoteJob(plan, connection, self._call, name)
@@ -180,7 +180,7 @@ class ElasticJob(Supervision):
             self._end(str(error))
 
     def _fill(self, ready: Slot) -> None:
-        """Start what has waited for a slot; of slots elsewhere, one will not come back."""
+        """Start the process that waits for this slot; if none does, report another absent slot as lost."""
         slot = ready if ready in self._absent else self._absent[0]
         self._absent.remove(slot)
         if slot == ready:
@@ -198,7 +198,7 @@ class ElasticJob(Supervision):
             self.places[process].job.kill_rank(process)
 
     def _name_late(self, assign: Assign) -> None:
-        """Say whom the job begins without."""
+        """Name the processes that the first generation begins without."""
         few, size = len(assign.positions), self._options.num_proc
         if assign.generation == 1 and few < size:
             late = ", ".join(str(slot) for slot in self._members.running if slot not in assign.positions)
@@ -255,7 +255,7 @@ class ElasticJob(Supervision):
             self._take_end(process, slot, ended.pid, how, ended.status)
 
     def _take_end(self, process: int, slot: Slot, pid: int, how: str, status: int) -> None:
-        """A process is gone that had not done its work."""
+        """Handle the end of a process that had not done its work."""
         who = self._name(process, pid)
         code = 128 - status if status < 0 else status
         self.streams.catch_up(process)
@@ -295,7 +295,7 @@ class ElasticJob(Supervision):
         return self._finish is not None or bool(self.outcome.interrupted)
 
     def _end(self, why: str) -> None:
-        """End the job, after a success if there is no reason."""
+        """End the job; an empty reason means success."""
         self._finish = Finish(why)
         for job in tuple(self._running.values()):
             job.finish()
@@ -307,7 +307,7 @@ class ElasticJob(Supervision):
                     self.streams.mute(process)
                     self.places[process].job.kill_rank(process)
             if self._members.fenced and self._members.fenced.keys() >= set(self._members.running.values()):
-                self.end(b"K")  # the kernel still holds them, for as long as it likes
+                self.end(b"K")  # the kernel has not ended them yet, and may need any time
             self._over |= not self._running
 
     def _make_chaos(self, now: float) -> None:
@@ -342,7 +342,7 @@ class ElasticJob(Supervision):
         return lines, (failures[-1].code or 1 if failures else 1) if why or self.outcome.error else 0
 
     def results(self) -> list[bytes]:
-        """Return what the ranks of the last generation have returned, in their order, if they have ended well."""
+        """Return the results of the last generation's ranks that have ended well, in rank order."""
         well = {ended.rank for ended in self.outcome.exits if ended.status == 0}
         ranks = sorted((rank, process) for process, rank in self._members.ranks.items() if process in well)
         return [self.places[process].job.results.get(process, b"") for _, process in ranks]

@@ -1,4 +1,4 @@
-"""From what the user said about an elastic job to one that is ready to run; for ``horovodrun`` and ``horovod.run``."""
+"""Prepare an elastic job from the user's options; for ``horovodrun`` and ``horovod.run``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ElasticAssembly:
     """An elastic job that is ready to run; its hosts are checked, unless a script names them.
 
     Args:
-        request: what the user asked for.
-        options: the same about the elastic job.
-        named: the hosts that the user named; this one when empty.
-        access: how other hosts are reached; its time is that of the settings.
+        request: the user's request.
+        options: the user's options for the elastic job.
+        named: the hosts that the user named; this host when empty.
+        access: how to reach other hosts; the settings replace its timeout.
 
     Raises:
-        LaunchError: with a sentence for each thing that is wrong on any host, or the job service cannot listen.
+        LaunchError: a host has problems, one sentence for each; or the job service cannot listen.
         ValueError: a setting has a wrong value, or there are too few slots.
 
     Blocks until all named hosts have answered, for ``--start-timeout`` at most.
@@ -98,7 +98,7 @@ class ElasticAssembly:
         return outcome
 
     def close(self) -> None:
-        """Let the hosts go. Blocks until their agents have ended."""
+        """Disconnect from the hosts. Blocks until their agents have ended."""
         self._found.close()
         self._service.close()
 

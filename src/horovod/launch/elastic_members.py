@@ -53,7 +53,7 @@ class ElasticMembers:
 
         Args:
             now_s: when, by the clock of the ledger.
-            decision: says who they are.
+            decision: the assignment, which names them.
         """
         self.ledger.changing(now_s)
         self.is_meeting = True
@@ -81,7 +81,7 @@ class ElasticMembers:
         return lines
 
     def name(self, process: int) -> str:
-        """Return the rank of a process in words, of which it may have been a member before.
+        """Return the current or last rank of a process, in words.
 
         Args:
             process: its number.
@@ -102,7 +102,7 @@ class ElasticMembers:
 
         Args:
             process: its number.
-            who: it was, in words.
+            who: the process, in words.
         """
         return [f"{who} left; {self._leavers.pop(process)[2]}"] if process in self._leavers else []
 
@@ -112,13 +112,13 @@ class ElasticMembers:
         Args:
             now_s: when, by the clock of the ledger.
             process: its number.
-            who: it was, in words.
-            how: it ended, in words.
-            code: exit code of the launcher that stands for it; 0 is no failure unless it was a member.
+            who: the process, in words.
+            how: how it ended, in words.
+            code: exit code of the launcher for this end; 0 is no failure unless it was a member.
             error: signature of the exception that ended it, or empty.
         """
         loss = Loss(who, how, self.ledger.generation, code, error)
-        if process in self._leavers:  # the others knew, and have gone on
+        if process in self._leavers:  # the other members knew that it left, and have gone on
             loss.generation, loss.progress, result = self._leavers.pop(process)
             self.ledger.losses += 1
             self.ledger.failures.append(loss)
@@ -130,10 +130,10 @@ class ElasticMembers:
         return [f"{who} {how}, before it was a member"]
 
     def script_error(self) -> str:
-        """Say that the script itself fails, so that other ranks would not help; empty if nothing shows it."""
+        """Return a message if the script itself fails, so that other ranks would not help; else empty."""
         if (failure := self.ledger.own_error()) is None:
             return ""
         return (
-            f"{failure.who} {failure.how}, as another did before, at the same place: the script itself fails, so that "
-            "other ranks would not help"
+            f"{failure.who} {failure.how}, as another did before, at the same place: the script itself fails, "
+            "and other ranks would fail, too"
         )

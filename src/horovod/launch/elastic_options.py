@@ -16,11 +16,11 @@ FLAGS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("--max-np", "--max-num-proc"), "N", "most processes (default: -np; unlimited with a script)"),
     (("--host-discovery-script",), "COMMAND", "prints the hosts that may be used now, one host:slots a line"),
     (("--slots-per-host", "--slots"), "N", "slots of a host for which the script prints no number (default: 1)"),
-    (("--reset-limit",), "N", "end the job instead of starting another generation after so many (default: no limit)"),
+    (("--reset-limit",), "N", "most generations after the first one; then the job ends (default: no limit)"),
     (("--blacklist-cooldown-range",), "MIN MAX",
      "seconds until a slot whose process failed is used again; doubles from MIN to MAX (default: 1 600)"),
     (("--spares",), "N", "processes that wait, loaded, to take the place of one that is lost (default: 0)"),
-    (("--chaos",), "TIME", "kill a random rank about every so often, such as 30s, to try a script"),
+    (("--chaos",), "TIME", "mean time between kills of a random rank, such as 30s, to try a script"),
 )  # fmt: skip
 """Names of each flag, of its values, and its help."""
 
@@ -40,7 +40,7 @@ class ElasticOptions:
         minimum: fewest ranks to go on with.
         maximum: most ranks.
         script: command that prints the hosts that may be used now, or empty.
-        slots: of a host for which it prints no number.
+        slots: slots of a host for which it prints no number.
         reset_limit: number of generations after the first one; None for no limit.
         cool_down_s: time until a slot whose process failed is used again, and its limit.
         spares: processes beyond ``maximum`` that wait.
@@ -58,11 +58,11 @@ class ElasticOptions:
     chaos_s: float = 0.0
 
     def policy(self, timeout_s: float, start_timeout_s: float) -> Policy:
-        """Return how the membership changes.
+        """Return the policy of the membership.
 
         Args:
-            timeout_s: limit for all waiting.
-            start_timeout_s: the same before the first generation.
+            timeout_s: limit for all waiting, in seconds.
+            start_timeout_s: limit for all waiting before the first generation, in seconds.
         """
         return Policy(
             size=self.num_proc,
@@ -79,10 +79,10 @@ class ElasticOptions:
 
 
 def elastic_options(found: Mapping[str, Any], num_proc: int | None) -> ElasticOptions | None:
-    """Read what the user said.
+    """Read the user's options.
 
     Args:
-        found: by name of a flag as in ``FLAGS``, the first one of several, what was given; texts or numbers.
+        found: given values, texts or numbers, by the first name of the flag in ``FLAGS``.
         num_proc: number of ranks to start with; None when not given.
 
     Returns:

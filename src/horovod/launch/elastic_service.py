@@ -1,8 +1,8 @@
 """The job service of an elastic job whose processes srun or torchrun starts; a process of its own on rank 0's host.
 
-Its standard input begins with a line of JSON, as ``rendezvous.open_jobs`` writes it. It prints a line of JSON: what has
-gone wrong, empty when it listens. On standard error it says what happens to the job, as ``horovodrun`` does. It ends
-when no process of the job is left.
+Its standard input begins with a line of JSON, as ``rendezvous.open_jobs`` writes it. It prints a line of JSON: an
+error, or an empty text when it listens. It reports events of the job on standard error, as ``horovodrun`` does. It
+ends when no process of the job is left.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from horovod.rendezvous.vouching import Offer, offer_by_munge
 __all__ = ["main"]
 
 _LOOK_S = 0.5
-#: How long processes may take to read that the job has ended, and watches to hear that they may end.
+#: Time for processes to read that the job has ended, and for watches to read that they may end.
 _END_S = 5.0
 
 
 class _Job:
-    """Says what happens, and has processes killed.
+    """Reports the events of the job, and has processes killed.
 
     Args:
-        service: decides.
+        service: the job service, which decides.
         policy: of the job.
     """
 
@@ -97,7 +97,7 @@ def _say(text: str) -> None:
     try:
         print(f"horovod: {printable(text)}", file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody reads any more
+        pass  # standard error has no reader any more
 
 
 def main() -> int:

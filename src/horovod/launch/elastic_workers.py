@@ -1,8 +1,8 @@
 """An elastic job whose processes another system starts, such as Ray or Spark.
 
-The job service decides (``core.membership``). ``ElasticWorkers`` carries its decisions to an *adapter*, which starts
-and kills processes, and tells it how they ended. An adapter's process must have the variables that ``start`` gets in
-its environment (``bindings.hosted`` does that for one call), and then calls the user's function.
+The job service decides (``core.membership``). ``ElasticWorkers`` passes its decisions to an *adapter*, which starts
+and kills processes and reports how they ended. The adapter must put the variables of ``start`` into the environment of
+each process (``bindings.hosted`` does that for one call); the process then calls the user's function.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOOK_S = 0.25
 
 
 class WorkerAdapter:
-    """The system that has the processes. ``ElasticWorkers.run`` calls all methods, in its thread."""
+    """The system that runs the processes. ``ElasticWorkers.run`` calls all methods, in its thread."""
 
     def start(self, slot: Slot, variables: dict[str, str]) -> None:
         """Start a process in a slot, without waiting for it.
@@ -56,8 +56,8 @@ class WorkerAdapter:
         ``ElasticWorkers.ended`` must follow for every start, also for a process that could not be started.
 
         Args:
-            slot: where: the ``number``-th place of ``host``, a host that was offered.
-            variables: for the environment of the process.
+            slot: the ``number``-th slot of ``host``, a host that was offered.
+            variables: environment variables of the process.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class WorkerAdapter:
         """Kill the process in a slot, without waiting for it. ``ElasticWorkers.ended`` must follow.
 
         Args:
-            slot: where one was started.
+            slot: slot of a started process.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class WorkerAdapter:
         """Return the process in a slot in words, such as "actor 01ab on node 10.0.0.2".
 
         Args:
-            slot: where one was started.
+            slot: slot of a started process.
         """
         return str(slot)
 
@@ -81,11 +81,11 @@ class WorkerAdapter:
         """Look for changes, and report them with ``offer`` and ``ended``; called several times a second."""
 
     def kill_stopped(self, slot: Slot, pid: int) -> None:
-        """Kill a process if a signal has stopped it; nothing has been heard of it for some seconds.
+        """Kill a process if a signal has stopped it; the process has been silent for some seconds.
 
         Args:
-            slot: where it was started.
-            pid: its process id, as the process itself knows it.
+            slot: slot of the process.
+            pid: its process id, as the process itself sees it.
         """
 
 
@@ -94,10 +94,10 @@ class End:
     """The end of a process.
 
     Attributes:
-        slot: where it was.
-        how: it ended, such as "died: node 10.0.0.2 is lost"; empty if its function returned.
-        value: that the function returned.
-        error: that the function raised; None if the process was lost.
+        slot: its slot.
+        how: how it ended, such as "died: node 10.0.0.2 is lost"; empty if its function returned.
+        value: return value of the function.
+        error: exception that the function raised; None if the process was lost.
         text: traceback of the error, as Python prints it.
     """
 
@@ -112,14 +112,14 @@ class ElasticWorkers:
     """One elastic job.
 
     Args:
-        adapter: has the processes.
+        adapter: starts and kills the processes.
         policy: how the members of the job may change; must be elastic.
         settings: more variables for all processes, such as HOROVOD_TIMELINE.
         interfaces: network interfaces of this host at which the processes find the job service; all when empty.
         say: takes each line about a loss or a join; a warning of the log when omitted.
 
     Raises:
-        InitError: there is no such interface, or it has no address.
+        InitError: an interface does not exist, or has no address.
         OSError: the service cannot listen at any address.
     """
 
@@ -147,7 +147,7 @@ class ElasticWorkers:
         self._lock = threading.Lock()  # of the descriptor
 
     def offer(self, hosts: Mapping[str, int]) -> None:
-        """Say which hosts the job may use from now on; any thread, never blocks.
+        """Set the hosts that the job may use from now on; any thread, never blocks.
 
         Args:
             hosts: number of slots by name of the host. Hosts that are missing are withdrawn: their processes are asked
@@ -161,7 +161,7 @@ class ElasticWorkers:
         """Report the end of a process, once for each that was started; any thread, never blocks.
 
         Args:
-            end: which, and how.
+            end: the process, and how it ended.
         """
         with self._lock:
             if self._wake >= 0:
@@ -175,7 +175,7 @@ class ElasticWorkers:
             LaunchError: the job could not go on; the message names the processes that failed, and ``__cause__`` is the
                 last error that a function raised.
 
-        Blocks until the job is over; then processes may still run that ``WorkerAdapter.kill`` was called for.
+        Blocks until the job is over; processes for which ``WorkerAdapter.kill`` was called may still run then.
         """
         poll = select.poll()
         poll.register(self._service.fileno(), select.POLLIN)

@@ -17,9 +17,9 @@ from horovod.spelling import nearest
 
 __all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
 
-#: Of ``--output-max-bytes`` and ``--output-max-backups``.
+#: Limits of ``--output-max-bytes`` and ``--output-max-backups``.
 _FEWEST_BYTES, _MOST_BACKUPS = 1000, 1000
-#: Flags of mpirun, srun and torchrun, and ours that mean the same.
+#: Flags of mpirun, srun and torchrun, and our equivalents.
 _SAME = {
     "-n": "-np", "--ntasks": "-np", "--nproc-per-node": "-np", "--host": "-H", "-host": "-H",
     "-machinefile": "-hostfile",
@@ -42,23 +42,23 @@ class Options:
         output_dir: value of ``--output-filename``, or empty.
         rotation: values of ``--output-max-bytes`` and ``--output-max-backups``.
         timestamps: whether each line of output begins with date and time.
-        verbose: whether to say more.
-        check_build: whether only to print what is built in.
+        verbose: whether to print more.
+        check_build: whether only to print the features of this installation.
         check: whether to test the hosts instead of running anything.
         doctor: folder of flight recorder dumps to read instead of running anything, or empty.
         settings: variables that flags set.
         file_settings: variables that the YAML file sets.
-        oversubscribe: whether very many ranks for each core are meant.
-        far: flags that say something about other hosts only, as they were given.
+        oversubscribe: whether to allow very many ranks for each core.
+        far: long names of the given flags that concern other hosts only.
         ssh_port: value of ``-p``; 0 when not given.
         ssh_identity_file: value of ``-i``, or empty.
         interfaces: network interfaces, by name.
         python: Python of other hosts, or empty.
         controller: "gloo", "mpi", "jsrun", or empty.
         mpi_args: more flags for mpirun.
-        binding_args: flags for mpirun that say where ranks run, instead of ours.
-        tcp: whether InfiniBand is not to be used.
-        elastic: what is said about an elastic job; None for a job of fixed size.
+        binding_args: flags for mpirun that place the ranks; they replace ours.
+        tcp: whether not to use InfiniBand.
+        elastic: options of an elastic job; None for a job of fixed size.
     """
 
     num_proc: int | None = None
@@ -112,13 +112,13 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
 
     Args:
         argv: the arguments, without the program's name.
-        version: what ``--version`` prints.
+        version: text that ``--version`` prints.
 
     Returns:
         The options; the command is everything from the first word that is not a flag.
 
     Raises:
-        UsageError: an unknown flag (named with the one that was probably meant), a wrong value, or a wrong file.
+        UsageError: an unknown flag (the message names the nearest known one), a wrong value, or a wrong file.
         SystemExit: after ``--help`` and ``--version``.
     """
     parser, takes_value = _parser(version)
@@ -138,7 +138,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
     num_proc = _whole(found["num_proc"], "-np")
     elastic = _elastic(found, num_proc, controller)
     if controller in _ENGINES:
-        settings[_CONTROLLER] = controller  # ranks on several hosts want to know, too
+        settings[_CONTROLLER] = controller  # ranks on several hosts read it, too
     return Options(
         num_proc=num_proc if elastic is None else elastic.num_proc,
         hosts=found["hosts"],
@@ -183,7 +183,7 @@ def _elastic(found: Mapping[str, Any], num_proc: int | None, controller: str) ->
 
 
 def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
-    """The parser, and for each flag how many values follow."""
+    """Return the parser, and the number of values of each flag."""
     parser = _Parser(
         prog="horovodrun",
         usage="horovodrun -np N [flags] command [arguments]",
@@ -197,7 +197,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
         takes_value.update(dict.fromkeys(names, 0 if "action" in options else options.get("nargs", 1)))
 
     add(parser, "-v", "--version", action="version", version=version, help="print the version and exit")
-    add(parser, "-cb", "--check-build", action="store_true", help="print what is built in and exit")
+    add(parser, "-cb", "--check-build", action="store_true", help="print the features of this installation and exit")
     add(parser, "--check", action="store_true", help="test the hosts and the network between them, and exit")
     add(parser, "--doctor", default="", metavar="DIR", help="read flight recorders of a job that went wrong, and exit")
     add(parser, "-np", "--num-proc", metavar="N", help="number of processes")
@@ -213,7 +213,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
         parser, "-prefix-timestamp", "--prefix-output-with-timestamp", dest="prefix_output_with_timestamp",
         action="store_true", help="begin each line of output with date and time",
     )  # fmt: skip
-    add(parser, "--verbose", action="store_true", help="say what is started")
+    add(parser, "--verbose", action="store_true", help="print which ranks are started")
     add(parser, "--oversubscribe", action="store_true", help="allow very many ranks for each core")
     add(
         parser, "--config-file", default="", metavar="YAML", help="read settings from a file; flags and environment win"
@@ -238,7 +238,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
     for setting in (s for s in SETTINGS if s.flag):
         _add_setting(active if setting.in_effect else idle, setting, add)
     for name, value in (("--log-hide-timestamp", "0"), ("--no-log-hide-timestamp", "1")):
-        # Horovod's older words; as `--log-with-timestamp` has it, 0 is to hide it.
+        # Horovod's older flags; the setting is inverted, as for `--log-with-timestamp`: 0 hides the time.
         add(idle, name, dest="HOROVOD_LOG_HIDE_TIME", action="store_const", const=value, help=argparse.SUPPRESS)
     return parser, takes_value
 
@@ -289,14 +289,14 @@ def _add_setting(group: Any, setting: Setting, add: Any) -> None:
 
 
 def _value_name(setting: Setting) -> str:
-    """Placeholder of the value in ``--help``: its unit, N, or the last word of the flag."""
+    """Return the placeholder of the value in ``--help``: its unit, N, or the last word of the flag."""
     if setting.scale != 1 or setting.unit:
         return "MB" if setting.scale != 1 else setting.unit.upper()
     return setting.flag.rpartition("-")[2].upper() if isinstance(setting.default, str) else "N"
 
 
 def _to_variable(setting: Setting, text: str, source: str) -> str:
-    """Turn what a flag or a YAML key says into the text of the environment variable."""
+    """Turn the value of a flag or a YAML key into the text of the environment variable."""
     try:
         if setting.inverted:
             return render(not parse(Setting("", False, ""), text, source))
@@ -307,7 +307,7 @@ def _to_variable(setting: Setting, text: str, source: str) -> str:
 
 
 def _split(argv: Sequence[str], takes_value: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Cut the command line where the command begins."""
+    """Split the command line into flags and command."""
     i, argv = 0, list(argv)
     while i < len(argv) and argv[i].startswith("-"):
         word = argv[i]
@@ -316,7 +316,7 @@ def _split(argv: Sequence[str], takes_value: Mapping[str, int]) -> tuple[list[st
         name = word.partition("=")[0]
         if word in takes_value:
             if takes_value[word] == 1 and word.startswith("--") and i + 1 < len(argv):
-                # Joined to one word, since the value may look like a flag: arguments for MPI do.
+                # Join flag and value, since the value may look like a flag, as arguments for MPI do.
                 argv[i : i + 2] = [f"{word}={argv[i + 1]}"]
                 i += 1
             else:
@@ -352,7 +352,7 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
     """Turn the content of a configuration file into environment variables.
 
     Args:
-        content: what the YAML parser read.
+        content: the parsed YAML.
         source: name of the file, for errors.
 
     Returns:
@@ -365,7 +365,7 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
         raise UsageError(f"{source}: expected sections such as `params:`, received {content!r}")
     known = {s.yaml_path: s for s in SETTINGS if s.yaml_path}
     hide = next(s for s in SETTINGS if s.env == "HOROVOD_LOG_HIDE_TIME")
-    known["logging.hide_timestamp"] = replace(hide, inverted=False)  # Horovod's older word
+    known["logging.hide_timestamp"] = replace(hide, inverted=False)  # Horovod's older key
     variables = {}
     for section, keys in content.items():
         if section == "controller":

@@ -1,16 +1,16 @@
 """Messages between the launcher and the agent of another host, and their frames on a pair of pipes.
 
-A frame is four bytes of length and a MessagePack of one of the structs below. The agent begins with ``MARK``, so that
-what a shell prints at login is told apart from it.
+A frame is four bytes of length and a MessagePack of one of the structs below. The agent begins with ``MARK``, which
+separates its frames from text that a shell prints at login.
 
     launcher to agent   Check, CallPart, StartJob, StartRank, KillRank, PassOrder, Taken, Unwanted, Alive,
-                        (closed) end all of this host
+                        (closed) end all ranks of this host
     agent to launcher   AgentHello, Checked, Output, News, Returned, Alive
 
-Ranks are called by the numbers that their processes have in the job.
+A rank is identified by the number of its process in the job.
 
-Both send a sign of life each second. Output is sent up to a window; ``Taken`` opens it again, so that news and signs
-of life never wait behind what a terminal has not shown yet.
+Both send a heartbeat each second. Output is limited by a window, which ``Taken`` opens again, so that news and
+heartbeats never wait behind output that a terminal has not shown yet.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ __all__ = [
 ]
 
 MARK = b"\0khorovod agent 2\n"
-"""The first bytes of an agent; another number would be another protocol."""
+"""First bytes that an agent sends; the number is the version of the protocol."""
 ALIVE_S = 1.0
 SILENCE_S = 4.0
-"""Without a heartbeat for so long, the other end is lost."""
+"""Time without a heartbeat after which the other end is lost."""
 SILENCE_BEFORE_START_S = 120.0
-"""The same for the launcher before ``StartJob``: it may still import or pickle, and no rank runs."""
+"""This limit for the launcher before ``StartJob``: it may still import or pickle, and no rank runs."""
 WINDOW_BYTES = 1 << 20
-"""Output under way to the launcher, at most."""
+"""Most bytes of output in flight to the launcher."""
 CHUNK_BYTES = 1 << 16
-"""Of output and of pickled calls and results in one frame."""
+"""Most bytes of output, of a pickled call or of a result in one frame."""
 _FEWEST_UNANSWERED = 2
 _MOST_NOISE = 1 << 20
 _LONGEST = 32 << 20
@@ -73,13 +73,13 @@ class FrameError(ValueError):
 
 
 class AgentHello(msgspec.Struct, tag="hello", frozen=True):
-    """An agent presents its host.
+    """Describes the agent's host.
 
     Attributes:
-        version: of this package.
-        cores: how many it may use.
-        machine: the same text for two names of one machine, or container, only.
-        nodename: what the host calls itself.
+        version: version of this package.
+        cores: number of cores that ranks may use.
+        machine: identifier of the machine or container, equal for all of its names.
+        nodename: the host's own name, from ``os.uname``.
     """
 
     version: str
@@ -89,12 +89,12 @@ class AgentHello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Check(msgspec.Struct, tag="check", frozen=True):
-    """Asks what would keep the ranks from starting.
+    """Asks for problems that would keep the ranks from starting.
 
     Attributes:
-        folder: where the ranks run.
-        command: what they run.
-        path: where it is searched.
+        folder: folder in which the ranks run.
+        command: program that they run.
+        path: value of PATH, for the search of the program.
         python: the launcher's own Python.
         interfaces: names of network interfaces that must be there.
     """
@@ -113,14 +113,14 @@ class Checked(msgspec.Struct, tag="checked", frozen=True):
 
 
 class StartJob(msgspec.Struct, tag="job", frozen=True):
-    """Gets ready to start ranks.
+    """Prepares the start of ranks.
 
     Attributes:
         host: name of the agent's host in the job.
         command: program and arguments.
-        environ: what all ranks have in common, besides what belongs to the host.
-        returns: whether each rank has a call to make, whose result is wanted.
-        silence_s: how long the launcher may be silent.
+        environ: variables that all ranks share, without the ones of the host.
+        returns: whether each rank makes a call and returns its result.
+        silence_s: longest silence of the launcher, in seconds.
     """
 
     host: bytes
@@ -139,7 +139,7 @@ class StartRank(msgspec.Struct, tag="start", frozen=True):
 
 
 class KillRank(msgspec.Struct, tag="kill", frozen=True):
-    """Kills a rank and all that it has started; with ``stopped_pid`` only if that process is stopped by a signal."""
+    """Kills a rank and its descendants; with ``stopped_pid`` only if a signal has stopped that process."""
 
     rank: int
     stopped_pid: int = 0
@@ -158,13 +158,13 @@ class PassOrder(msgspec.Struct, tag="order", frozen=True):
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):
-    """So much output was shown."""
+    """Number of bytes of output that the launcher has passed on."""
 
     nbytes: int
 
 
 class Unwanted(msgspec.Struct, tag="unwanted", frozen=True):
-    """Nobody reads this output any more."""
+    """Stops an output that has no reader any more."""
 
     rank: int
     stream: str
@@ -185,14 +185,14 @@ class News(msgspec.Struct, tag="news", frozen=True):
 
 
 class Returned(msgspec.Struct, tag="returned", frozen=True):
-    """A piece of what a rank's call returned; before the news of its end."""
+    """A piece of the result of a rank's call; sent before the news of its end."""
 
     rank: int
     data: bytes
 
 
 class Alive(msgspec.Struct, tag="alive", frozen=True):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 _ToAgent = Check | StartJob | StartRank | KillRank | CallPart | PassOrder | Taken | Unwanted
@@ -203,8 +203,8 @@ class AgentWire:
     """Frames over two pipes. Never blocks.
 
     Args:
-        incoming: where to read.
-        outgoing: where to write.
+        incoming: descriptor to read from.
+        outgoing: descriptor to write to.
         is_launcher: whether the other end is an agent, which begins with ``MARK``.
     """
 
@@ -214,14 +214,14 @@ class AgentWire:
         self.is_closed = False
         #: When the other end was last heard.
         self.heard_at = time.monotonic()
-        #: When to send the next sign of life.
+        #: When to send the next heartbeat.
         self.alive_at = self.heard_at + ALIVE_S
         self._stood = (0.0, 0.0)  # for how long this process did not run, and until when
-        self._unanswered = 0  # signs of life since then: who stood still for a while has sent none
+        self._unanswered = 0  # our heartbeats since then; a process that did not run has sent none
         self._seeks_mark = is_launcher
         self._received = bytearray()
         self._waiting: deque[bytes] = deque()
-        self._sent = 0  # of the first that waits
+        self._sent = 0  # bytes sent of the first waiting frame
         self._is_flushing = False
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
         for fd in (incoming, outgoing):
@@ -229,16 +229,16 @@ class AgentWire:
 
     @property
     def noise(self) -> bytes:
-        """Output that came instead of an agent's so far."""
+        """Output that has come before the agent's mark so far."""
         return bytes(self._received[-4096:]) if self._seeks_mark else b""
 
     @property
     def backlog(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether frames wait to be sent."""
         return bool(self._waiting) and not self.is_closed
 
     def put_mark(self) -> None:
-        """Begin, as an agent."""
+        """Queue the mark with which an agent begins."""
         self._waiting.append(MARK)
 
     def send(self, frame: msgspec.Struct) -> None:
@@ -248,9 +248,9 @@ class AgentWire:
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent."""
+        """Send as much as the pipe takes."""
         if self._is_flushing:
-            return  # a signal handler, inside of this very function
+            return  # a signal handler has interrupted this very function
         self._is_flushing = True
         try:
             while self._waiting and not self.is_closed:
@@ -267,32 +267,32 @@ class AgentWire:
             self._is_flushing = False
 
     def show_life(self) -> None:
-        """Send a sign of life, if it is time."""
+        """Send a heartbeat, if one is due."""
         now = time.monotonic()
         if now >= self.alive_at:
             if now - self.alive_at > ALIVE_S:
                 self._stood = now - self.alive_at, now
             self.alive_at = now + ALIVE_S
             self._unanswered += 1
-            if not self._waiting:  # what waits would be one, too
+            if not self._waiting:  # waiting frames show life, too
                 self.send(Alive())
 
     @property
     def late_s(self) -> float:
-        """For how long a sign of life is overdue, or lately was: who did not run meanwhile has sent none."""
+        """Seconds by which our heartbeat is late, or lately was: a process that did not run has sent none."""
         now = time.monotonic()
         late_s, at = self._stood
         return max(0.0, now - self.alive_at, late_s if now - at < 2 * SILENCE_S else 0.0)
 
     def is_silent(self, limit_s: float) -> bool:
-        """Whether the other end has given no sign of life for so long."""
+        """Whether the other end has sent nothing for ``limit_s`` seconds."""
         return self._unanswered > _FEWEST_UNANSWERED and time.monotonic() - self.heard_at > limit_s
 
     def receive(self) -> Iterator[Any]:
         """Yield the frames that have come.
 
         Raises:
-            FrameError: this is no agent of this protocol.
+            FrameError: the other end does not speak this protocol.
         """
         try:
             data = os.read(self.incoming, 1 << 18)

@@ -1,4 +1,4 @@
-"""Checks all hosts of a job side by side before a rank starts, and says everything that is wrong at once."""
+"""Checks all hosts of a job side by side before a rank starts, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from horovod.rendezvous.interfaces import machine_name
 __all__ = ["CheckedHosts", "Newcomer", "check_hosts"]
 
 _MOST_QUOTED = 80
-#: When to try again to reach a pod, and how ssh says that it is too early.
+#: Seconds until the next try to reach a pod, and messages of ssh for a pod that is not ready yet.
 _AGAIN_S = 1.0
 _LATER = ("Could not resolve hostname", "Connection refused")
-#: How often to say which hosts have not answered yet.
+#: Seconds between two lines about hosts that have not answered yet.
 _REMIND_S = 30.0
 
 
@@ -30,7 +30,7 @@ class CheckedHosts:
     """The other hosts of a job, each with an agent that is ready.
 
     Args:
-        connections: by name of the host.
+        connections: connections by host name.
     """
 
     def __init__(self, connections: dict[str, Connection]) -> None:
@@ -51,20 +51,20 @@ class CheckedHosts:
 
 
 def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, path: str) -> CheckedHosts:
-    """Start an agent on each host and let it look around.
+    """Start an agent on each host and let it check the host.
 
     Args:
         hosts: names of the other hosts.
-        here: name under which this host takes part; empty when it does not.
-        access: how they are reached.
-        command: what the ranks run.
-        path: where it is searched there.
+        here: name of this host in the job; empty when it is no part of the job.
+        access: how to reach the other hosts.
+        command: program that the ranks run.
+        path: value of PATH, for the search of the program there.
 
     Returns:
-        Agents that are ready; the caller closes them.
+        Agents that are ready; the caller must close them.
 
     Raises:
-        LaunchError: with one sentence for each thing that is wrong on any of them.
+        LaunchError: a host has problems; one sentence for each.
 
     Blocks until all have answered, ``access.timeout_s`` at most.
     """
@@ -89,10 +89,10 @@ class Newcomer:
 
     Args:
         host: as the user named it.
-        access: how it is reached.
-        command: what the ranks run.
-        path: where it is searched there.
-        machines: name in the job of each machine that is in use, by ``machine_name``.
+        access: how to reach it.
+        command: program that the ranks run.
+        path: value of PATH, for the search of the program there.
+        machines: names in the job of the machines in use, by ``machine_name``.
 
     Attributes:
         problems: sentences; none when all is well.
@@ -114,7 +114,7 @@ class Newcomer:
 
     @property
     def hello(self) -> frames.AgentHello:
-        """How its agent has presented itself."""
+        """First message of its agent."""
         return self._found.hellos[self.host]
 
     @property
@@ -123,7 +123,7 @@ class Newcomer:
         return self.connection.wire.alive_at if self.host in self._found.hellos else self._deadline
 
     def tend(self) -> None:
-        """Hear what it says, and show life."""
+        """Read its messages, and send a heartbeat."""
         wire = self.connection.wire
         if _hear(self._found, self.host, self._check):
             self._finish(self._found.problems.get(self.host, []))
@@ -161,7 +161,7 @@ def _listen(found: CheckedHosts, check: frames.Check, access: Access) -> None:
     deadline, remind_at = began_s + timeout_s, began_s + _REMIND_S
     again_at: dict[str, float] = {}
     while waiting and asked_s < deadline:
-        # If this process was stopped, what has come meanwhile still counts.
+        # If this process was stopped, answers that came meanwhile still count.
         for fd, _ in poll.poll(min(deadline - asked_s, frames.ALIVE_S) * 1000 + 1):
             host, is_heard = hosts[fd], _hear(found, hosts[fd], check)
             if found.connections[host].wire.is_closed or host in found.problems:
@@ -193,7 +193,7 @@ def _listen(found: CheckedHosts, check: frames.Check, access: Access) -> None:
 
 
 def _comes_later(found: CheckedHosts, host: str) -> bool:
-    """Whether a host is a pod whose name or sshd may come seconds after the pod itself; it is no problem then."""
+    """Whether a host is a pod whose name or sshd may come seconds after the pod itself; then drop its problem."""
     last = found.connections[host].stderr.strip().rpartition("\n")[2]
     if host in found.hellos or "KUBERNETES_SERVICE_HOST" not in os.environ or not any(word in last for word in _LATER):
         return False
@@ -205,7 +205,7 @@ def _comes_later(found: CheckedHosts, host: str) -> bool:
 
 
 def _hear(found: CheckedHosts, host: str, check: frames.Check) -> bool:
-    """Take what a host says; whether it has said all."""
+    """Read a host's messages; return whether its check is over."""
     connection = found.connections[host]
     try:
         for frame in connection.wire.receive():
@@ -237,14 +237,14 @@ def _hear(found: CheckedHosts, host: str, check: frames.Check) -> bool:
 
 
 def _ended(connection: Connection) -> str:
-    """Why there is an agent no more."""
+    """Return the problem of a host whose agent has ended."""
     last = "".join(f" ({line})" for line in connection.stderr.strip().splitlines()[-1:])
     return f"{connection.host}: the connection with its agent ended before all hosts were checked{last}; start it again"
 
 
 def _find_twins(found: CheckedHosts, here: str) -> None:
     names: dict[str, str] = {machine_name(): here} if here else {}
-    # In the user's order, whoever has answered first.
+    # Use the user's order, not the order of the answers.
     for host in found.connections:
         hello = found.hellos.get(host)
         other = names.setdefault(hello.machine, host) if hello is not None else host

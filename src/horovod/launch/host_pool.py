@@ -1,4 +1,4 @@
-"""The hosts of an elastic job: connects with new ones while ranks train, and again with those that were lost."""
+"""The hosts of an elastic job: connects to new ones while ranks train, and again to lost ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ReadyHost(NamedTuple):
     """A host on which ranks can be started now.
 
     Attributes:
-        name: in the job.
-        connection: with its agent; None for this machine.
-        cores: how many ranks may use there.
-        number: of the only slot that it is for; None for all of the host.
-        plan: the plan for it; that of the job when None.
+        name: its name in the job.
+        connection: connection to its agent; None for this machine.
+        cores: number of cores that ranks may use there.
+        number: number of the only slot that is ready; None for the whole host.
+        plan: its own plan; None for the job's plan.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Pool(Protocol):
         """Take the hosts that may be used from now on."""
 
     def lose(self, name: str, number: int | None) -> None:
-        """A host, or one of its slots, does not answer any more."""
+        """Drop a host, or one of its slots, that does not answer any more."""
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
         """Return the hosts, or slots, that have become ready."""
@@ -62,19 +62,19 @@ class Pool(Protocol):
         """When ``tend`` is due."""
 
     def close(self) -> None:
-        """Let go of hosts that are not in use yet."""
+        """Disconnect from hosts that are not in use yet."""
 
 
 class HostPool:
-    """Which hosts are offered, and which of them can be used.
+    """Tracks the offered hosts, and which of them can be used.
 
     Args:
         own: name of this machine in the job.
-        cores: of this machine.
-        access: how other hosts are reached.
-        command: what the ranks run.
-        path: where it is searched there.
-        cool_down_s: time until a host that could not be used is tried again, and its limit: it doubles.
+        cores: number of cores of this machine.
+        access: how to reach other hosts.
+        command: program that the ranks run.
+        path: value of PATH, for the search of the program there.
+        cool_down_s: seconds until an unusable host is tried again, and the limit up to which they double.
         found: other hosts that are offered from the beginning, and have been checked.
     """
 
@@ -109,7 +109,7 @@ class HostPool:
         return {name: offer.slots for name, offer in self._offers.items() if name in self._ready}
 
     def lose(self, name: str, number: int | None = None) -> None:
-        """A host does not answer any more: try it again later."""
+        """Drop a host that does not answer any more; try it again later."""
         self._ready.pop(name, None)
         self._cool(name)
 
@@ -119,16 +119,16 @@ class HostPool:
         self._retry_at[name] = time.monotonic() + min(most, least * 2.0 ** min(failures - 1, 64))
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
-        """Connect with hosts and hear what they say.
+        """Connect to hosts and read their messages.
 
         Args:
-            poll: gets the connections that are being checked.
+            poll: gets the descriptors of the connections that are being checked.
 
         Returns:
             The hosts that have become ready.
         """
         now, ready = time.monotonic(), []
-        while self._found.connections:  # whose new owner closes them
+        while self._found.connections:  # their new owner closes them
             address, connection = self._found.connections.popitem()
             hello, name = self._found.hellos[address], address.rpartition("@")[2]
             self._ready[name] = hello.machine
@@ -163,7 +163,7 @@ class HostPool:
         return ready
 
     def _refuse(self, name: str, problems: Sequence[str]) -> None:
-        if name not in self._failures:  # else it was said before
+        if name not in self._failures:  # else it was reported before
             self.problems += problems
         self._cool(name)
 
@@ -176,7 +176,7 @@ class HostPool:
         return name in self._offers and name not in self._ready and name not in self._newcomers
 
     def close(self) -> None:
-        """Let go of the hosts that are being checked. Blocks until ssh has ended."""
+        """Disconnect from the hosts that are being checked. Blocks until ssh has ended."""
         for newcomer in self._newcomers.values():
             newcomer.connection.kill()
         for newcomer in self._newcomers.values():

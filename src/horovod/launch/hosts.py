@@ -1,4 +1,4 @@
-"""Reads ``-H`` and host files, and says which rank goes where."""
+"""Reads ``-H`` and host files, and places ranks on hosts."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def parse_hostfile(text: str, source: str, slots: int = 1) -> list[HostSlots]:
     """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``) on each line, ``#`` starts a comment.
 
     Args:
-        text: what the file holds.
+        text: content of the file.
         source: its name, for errors.
-        slots: of a host without a number.
+        slots: slots of a host without a number.
 
     Returns:
         The hosts in their order.
@@ -113,11 +113,11 @@ def _is_ipv6(name: str) -> bool:
 
 
 def place(hosts: Sequence[HostSlots], num_proc: int, is_this_host: Callable[[str], bool]) -> list[Place]:
-    """Say how many ranks run on which host; hosts fill up in order.
+    """Return the number of ranks on each host; hosts fill up in order.
 
     Args:
-        hosts: what the user gave; names of this machine count as one host.
-        num_proc: how many ranks are asked for.
+        hosts: the user's hosts; all names of this machine count as one host.
+        num_proc: number of ranks.
         is_this_host: tells whether a name is this machine.
 
     Returns:

@@ -9,10 +9,9 @@ __all__ = ["Job"]
 
 
 class Job:
-    """The ranks of one host. No method blocks but ``kill`` and ``close``.
+    """The ranks of one host. Only ``kill`` and ``close`` block.
 
-    A *rank* is here the number of a process in the job, which no other process gets; its *slot* is its place on the
-    host.
+    A *rank* is here the number of a process in the job, which is unique; its *slot* is its place on the host.
 
     Args:
         host: its name.
@@ -27,7 +26,7 @@ class Job:
         self.results: dict[int, bytes] = {}
 
     def fileno(self) -> int:
-        """Readable when there is news."""
+        """Return a descriptor that is readable when there is news."""
         raise NotImplementedError
 
     def start(self, stdin: int | None) -> None:
@@ -37,7 +36,7 @@ class Job:
             stdin: standard input of rank 0, as ``subprocess`` takes it, where ``has_pipes``.
 
         Raises:
-            LaunchError: that failed.
+            LaunchError: the preparation failed.
         """
         raise NotImplementedError
 
@@ -53,22 +52,22 @@ class Job:
         raise NotImplementedError
 
     def has_begun(self, rank: int) -> bool:
-        """Whether a rank that runs here has called ``init()``; true where that is known at its end only."""
+        """Return whether a running rank has called ``init()``; True if that is known only at its end."""
         return True
 
     def kill_rank(self, rank: int) -> None:
-        """Kill a rank and all that it has started; its end is reported as that of others."""
+        """Kill a rank and its descendants; ``news`` reports its end as usual."""
         raise NotImplementedError
 
     def kill_stopped(self, rank: int, pid: int) -> None:
-        """Kill a rank if its process ``pid`` is stopped by a signal; ``{"stopped": rank}`` among the news says so.
+        """Kill a rank if a signal has stopped its process ``pid``; ``news`` then yields ``{"stopped": rank}``.
 
         A process that a debugger holds is not touched.
         """
         raise NotImplementedError
 
     def finish(self) -> None:
-        """No more ranks will be started: end when those that run have ended."""
+        """Start no more ranks: end when all running ranks have ended."""
         raise NotImplementedError
 
     def tell(self, order: bytes) -> None:
@@ -78,12 +77,12 @@ class Job:
     def news(self) -> Iterator[dict[str, Any]]:
         """Yield the keeper's events since the last call.
 
-        Besides: ``{"lost": reason}`` when nobody answers any more, ``{"output": (rank, stream), "data": bytes}``.
+        Also ``{"lost": reason}`` when the other end answers no more, ``{"output": (rank, stream), "data": bytes}``.
         """
         raise NotImplementedError
 
     def silence(self) -> Iterator[dict[str, Any]]:
-        """``{"lost": reason}`` when too long nothing has come."""
+        """Yield ``{"lost": reason}`` when nothing has come for too long."""
         return iter(())
 
     @property
@@ -97,24 +96,24 @@ class Job:
         return None
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write waiting data."""
 
     def tend(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
 
     def take(self) -> None:
-        """More output may come."""
+        """Let more output come."""
 
     def refuse(self, rank: int, stream: str) -> None:
-        """Nobody reads this output any more."""
+        """Stop an output that has no reader any more."""
 
     def kill(self) -> None:
         """Kill all ranks, by force."""
         raise NotImplementedError
 
     def hang_up(self) -> None:
-        """Begin with ``close``, without waiting."""
+        """Begin to close, without waiting."""
 
     def close(self) -> None:
-        """Let go; if ranks still run, this kills them."""
+        """Release everything; if ranks still run, this kills them."""
         raise NotImplementedError

@@ -1,24 +1,24 @@
 """The process between the launcher and the ranks: starts them, reaps them, and never leaves one behind.
 
 It is a process of its own so that ranks end even when the launcher is killed: it holds one end of a socket pair, and
-when the other end closes it kills everything below it. It is the "subreaper" of all that the ranks start, so data
-loaders, shells and daemons of a rank stay findable, whatever they do to their session and their environment. Should
-the keeper itself be killed, the kernel kills the ranks, and what they had started falls to the keeper's parent, a
-*guard* that waits for nothing else. Should the guard be killed, the keeper ends the job. Should both be killed at once,
-the launcher ends what still has the name of the job in its environment.
+when the other end closes it kills everything below it. It is the "subreaper" of all descendants of the ranks, so it
+finds a rank's data loaders, shells and daemons even if they change their session or environment. If the keeper itself
+is killed, the kernel kills the ranks, and their descendants become children of the keeper's parent, a *guard* that
+waits for nothing else. If the guard is killed, the keeper ends the job. If both are killed at once, the launcher ends
+all processes that have the name of the job in their environment.
 
-Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standard library only, so that it is up in
-20 ms, and no import of the package, so that nothing but this page decides whether processes end.
+It runs from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standard library only, so that it starts in
+20 ms, and no import of the package, so that only this file decides whether processes end.
 
     launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all,
                          U, I pass SIGUSR1 or SIGINT on to each rank that handles it, F leave as soon as nothing runs;
                          JSON: {"start": r, "slot": n, "env": {...}, "stdin": bool}, with the descriptors of its output,
-                         its error and what else it inherits; {"kill": r}
+                         its error and other descriptors to inherit; {"kill": r}
     keeper to launcher   JSON: {"ended": r, "pid": p, "status": s, "sent": n}, {"passed_on": [ranks]},
                          {"error": "..."}, {"done": true}
 
-A rank is called by the launcher's number for its process, which no other process of the job ever gets; its slot is its
-place on this host, which another process may get after it.
+A rank is identified by the launcher's number of its process, which is unique in the job. Its slot is its place on this
+host; another process may get the slot later.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ __all__ = ["Keeper", "catches", "descendants", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SWEEP_PATIENCE_S = 1.0  # what a rank left behind may take to end by itself, such as multiprocessing's resource tracker
+_SWEEP_PATIENCE_S = 1.0  # time for a rank's leftovers to end by themselves, such as multiprocessing's resource tracker
 _KILL_AGAIN_S = 0.1
 _LOOK_S = 0.02
-# A process that the kernel has not ended by then is stuck in a driver. Tries count, too, since on a busy machine much
-# time may pass while this process cannot run.
+# A process that the kernel has not ended by then is stuck in a driver. Count tries, too: on a busy machine this process
+# may not run for a long time.
 _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
 _EXIT = struct.Struct("<iiii")  # a row of the table of exits, as in rendezvous.endings; its last number is the rank's
 _LONGEST_ORDER, _MOST_FDS = 1 << 18, 8
-_FIRST_FD = 3  # of those that a rank inherits besides its output
+_FIRST_FD = 3  # first descriptor that a rank inherits besides its output
 _OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 def descendants(root: int, session: int = 0) -> list[int]:
-    """Process ids of all living processes below ``root``, or of those in a session, nearest first."""
+    """Return the ids of all living processes below ``root``, or only of those in a session, nearest first."""
     children: dict[int, list[int]] = {}
     sessions: dict[int, int] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - os is faster here, and this scan is repeated
@@ -75,7 +75,7 @@ def descendants(root: int, session: int = 0) -> list[int]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; most signals kill one that has not."""
+    """Whether a process has a handler for a signal; most signals kill a process without one."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             masks = [line.split()[1] for line in file if line.startswith(b"SigCgt:")]
@@ -85,13 +85,13 @@ def catches(pid: int, number: int) -> bool:
 
 
 class Keeper:
-    """Starts and ends ranks, as it is told.
+    """Starts and ends ranks on orders of the launcher.
 
     Args:
         control: socket to the launcher.
         guard: end of a pipe that closes when the guard is gone; -1 for none.
-        plan: ``command``, ``env``, ``grace_s``, and ``exits``, a pair: descriptor of the table in which ranks see, by
-            slot, how others have ended, and the variable that tells them where it is.
+        plan: ``command``, ``env``, ``grace_s``, and ``exits``, a pair: descriptor of the table that shows ranks, by
+            slot, how others have ended, and the environment variable that holds its path.
     """
 
     def __init__(self, control: socket.socket, plan: dict[str, Any], guard: int = -1) -> None:
@@ -101,16 +101,16 @@ class Keeper:
         self._libc = ctypes.CDLL(None)
         self._running: dict[int, tuple[int, int]] = {}  # pid -> rank and slot
         self._is_open = True  # more ranks may have to be started
-        self._deserted: dict[int, float] = {}  # session of a rank that failed -> when to kill what is left of it
+        self._deserted: dict[int, float] = {}  # session of a failed rank -> when to kill its remaining processes
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
         self._epoll = select.epoll()
         self._deadline: float | None = None
-        self._sent = 0  # last signal that everybody got from us
+        self._sent = 0  # last signal that we sent to all
         self._is_alone = False  # the guard was killed
         self._exits: int = plan["exits"][0] if plan else -1  # memory that processes of this user can open
 
     def run(self) -> None:
-        """Start ranks, and stay until nothing of them is left. Blocks for as long as the job runs."""
+        """Start ranks, and stay until all of their processes have ended. Blocks for as long as the job runs."""
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in _OWN_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -145,13 +145,13 @@ class Keeper:
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
-            pass  # an old kernel: SIGCHLD tells, only the order of two deaths at one moment is lost
+            pass  # an old kernel: SIGCHLD reports deaths, but not the order of simultaneous ones
         else:
             self._pidfds[pidfd] = pid
             self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _become(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
-        """In the child: turn into the rank."""
+        """Turn the forked child into the rank."""
         command = self._plan["command"]
         try:
             parent = os.getppid()
@@ -168,7 +168,7 @@ class Keeper:
             own_fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD + _MOST_FDS) for fd in fds[2:]]
             for place, fd in enumerate(own_fds, _FIRST_FD):
                 os.dup2(fd, place)
-            # Last, as it is of no use elsewhere: MPICH's Hydra loses the last variable on the way to another host.
+            # This comes last: MPICH's Hydra loses the last variable on the way to another host, where it is of no use.
             own = {self._plan["exits"][1]: f"/proc/{parent}/fd/{self._exits}"}
             os.execvpe(command[0], command, {**self._plan["env"], **order["env"], **own})
         except OSError as error:
@@ -178,7 +178,7 @@ class Keeper:
             os._exit(1)
 
     def _step(self, wake: int) -> None:
-        """Wait for one thing to happen and deal with it."""
+        """Wait for events and handle them."""
         times = [t for t in (self._deadline, *self._deserted.values()) if t is not None]
         timeout = max(0.0, min(times) - time.monotonic()) if times else -1.0
         # epoll hands events out in the order in which they happened: the first death comes first.
@@ -261,7 +261,7 @@ class Keeper:
                 pass  # ended meanwhile, or became another user
 
     def _pass_on(self, number: int) -> None:
-        """Give each rank a signal: to its own process, or to the nearest below it, such as Python below a shell."""
+        """Send each rank a signal: to its own process, or to the nearest one below it that handles the signal."""
         reached = []
         for root, (rank, _) in self._running.items():
             listeners = [root] if catches(root, number) else [pid for pid in descendants(root) if catches(pid, number)]
@@ -275,7 +275,7 @@ class Keeper:
             self._say({"passed_on": reached})
 
     def _reap(self, pid: int) -> bool:
-        """Reap one dead child, a given one or (0) any, and report it if it was a rank."""
+        """Reap one dead child, process ``pid`` or (0) any, and report it if it was a rank."""
         try:
             result = os.waitid(os.P_PID if pid else os.P_ALL, pid, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
@@ -298,7 +298,7 @@ class Keeper:
         os.pwrite(self._exits, _EXIT.pack(pid, has_ended, status, 0)[: 16 - 4 * has_ended], slot * _EXIT.size)
 
     def _sweep(self, wake: int) -> None:
-        """End what the ranks left behind."""
+        """End the processes that the ranks left behind."""
         if not descendants(os.getpid()):
             return
         now = time.monotonic()
@@ -319,7 +319,7 @@ class Keeper:
 
     def _say(self, event: dict[str, Any]) -> None:
         if self._is_alone:
-            return  # the launcher shall hear nothing but that we are gone, when all is over
+            return  # the launcher must learn only that we are gone, when all is over
         try:
             self._control.send(json.dumps(event).encode())
         except OSError:
@@ -327,15 +327,15 @@ class Keeper:
 
 
 def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
-    """Wait for the end of the keeper, then end what it has left behind: nothing, unless it was killed.
+    """Wait for the keeper's end, then kill its remaining descendants; only a killed keeper leaves any.
 
     Args:
         keeper: its process id.
         alive: end of a pipe that the keeper watches.
         ended: end of a pipe that closes with the keeper.
-        control: socket to the launcher; from which only the keeper reads.
+        control: socket to the launcher; only the keeper reads from it.
     """
-    # The launcher does not trust the keeper any more.
+    # SIGTERM means: the launcher does not trust the keeper any more.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGKILL))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the output of the ranks ends with the ranks
@@ -343,14 +343,14 @@ def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # that of the list itself
+                pass  # the descriptor of the listing itself
     watch = select.poll()
     watch.register(ended, 0)
-    watch.register(control, 0)  # nothing but that the other end was closed
+    watch.register(control, 0)  # reports only that the other end was closed
     if any(fd == control for fd, _ in watch.poll()):
-        os.kill(keeper, signal.SIGKILL)  # which it is doing to the job right now, unless it is stopped
+        os.kill(keeper, signal.SIGKILL)  # the keeper kills the job now, too, unless it is stopped
     os.close(control)
-    os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is reaped
+    os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)  # not reaped yet, so its id is not reused
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for _ in range(_GIVE_UP_TRIES):
         left = descendants(os.getpid())
@@ -392,7 +392,7 @@ def main() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
     os.close(alive)
     os.close(ended)
-    os.setsid()  # what is sent to the guard's group shall not hit both
+    os.setsid()  # a signal to the guard's group must not hit both
     Keeper(socket.socket(fileno=control_fd), plan, guard).run()
 
 

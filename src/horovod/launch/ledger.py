@@ -10,7 +10,7 @@ __all__ = ["Ledger", "Loss", "signature"]
 
 _MOST_CAUSES = 20
 PATIENCE_S = 5.0
-"""A loss that takes so long to repair is reported before it is repaired."""
+"""A loss is reported after this time, even if it is not repaired yet."""
 
 
 @dataclass
@@ -18,12 +18,12 @@ class Loss:
     """A process that has not ended well.
 
     Attributes:
-        who: it was, such as "rank 1 (pid 7 on a)".
-        how: it ended.
-        generation: the last one that had begun.
-        code: exit code of the launcher that stands for it.
+        who: the process, such as "rank 1 (pid 7 on a)".
+        how: how it ended.
+        generation: the last generation that had begun.
+        code: exit code of the launcher for this end.
         error: signature of the exception that ended it, or empty.
-        progress: steps that the others had completed by then; None when they have not said yet.
+        progress: steps that the others had completed by then; None until they report them.
     """
 
     who: str
@@ -38,7 +38,7 @@ def signature(lines: Sequence[str]) -> str:
     """Return the places and the type of the exception with which standard error ends; empty when there is none.
 
     Args:
-        lines: the last ones of standard error.
+        lines: last lines of standard error.
     """
     begins = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
     if not begins:
@@ -51,7 +51,7 @@ def signature(lines: Sequence[str]) -> str:
 
 @dataclass
 class Ledger:
-    """The changes of one job. The times of all calls are of one clock, in seconds."""
+    """The changes of one job. All calls take times of one clock, in seconds."""
 
     size: int = 0
     generation: int = 0
@@ -67,12 +67,12 @@ class Ledger:
     _is_announced: bool = False
 
     def ended(self, now_s: float, text: str, failure: Loss | None) -> None:
-        """A member has ended.
+        """Record the end of a member.
 
         Args:
             now_s: when.
-            text: who it was and how it ended.
-            failure: the same, if it is one.
+            text: the member and how it ended.
+            failure: the loss, if the end is a failure.
         """
         self.changing(now_s)
         self._gone.append(text)
@@ -81,12 +81,12 @@ class Ledger:
             self.failures.append(failure)
 
     def changing(self, now_s: float) -> None:
-        """The members stop for another generation."""
+        """Record that the members stop for another generation."""
         if self._changed_s is None:
             self._changed_s = now_s
 
     def waiting(self, now_s: float, fewest: int) -> str:
-        """Return a line about losses that are not repaired yet, once; empty when there is nothing to say."""
+        """Return a line about losses that are not repaired yet, once; empty when there is none."""
         due = self.due_at()
         if due is None or now_s < due:
             return ""
@@ -94,17 +94,17 @@ class Ledger:
         return f"{'; '.join(self._gone)}; waiting until {fewest} or more can go on"
 
     def due_at(self) -> float | None:
-        """When ``waiting`` has something to say."""
+        """Return when ``waiting`` will have a line; None for never."""
         is_open = bool(self._gone) and self._changed_s is not None and not self._is_announced
         return self._changed_s + PATIENCE_S if is_open and self._changed_s is not None else None
 
     def begin(self, now_s: float, generation: int, size: int, joined: Sequence[str], progress: int) -> list[str]:
-        """A generation begins.
+        """Record that a generation begins.
 
         Args:
             now_s: when.
             generation: its number.
-            size: of it.
+            size: its number of members.
             joined: new members, in words; none of them counts in the first generation.
             progress: number of steps that the furthest member has completed.
 
@@ -131,8 +131,8 @@ class Ledger:
         return lines
 
     def own_error(self) -> Loss | None:
-        """Return the failure that shows the script itself to be wrong: a rank failed as one of an earlier generation
-        did, at the same place, and nobody has completed a step in between."""
+        """Return the failure that shows an error of the script itself: a rank failed at the same place as a rank of an
+        earlier generation, and no step was completed in between."""
         for i, failure in enumerate(self.failures):
             for other in self.failures[:i] if failure.error else ():
                 is_same = (failure.error, failure.progress) == (other.error, other.progress)
@@ -141,7 +141,7 @@ class Ledger:
         return None
 
     def summary(self, now_s: float, progress: int) -> str:
-        """Return the last line about a job in which anything has changed, else nothing."""
+        """Return the last line about a job in which anything has changed; else an empty text."""
         if self._began_s is None or not (self.resets or self.failures):
             return ""
         total_s = max(now_s - self._began_s, 1e-9)

@@ -28,11 +28,11 @@ from horovod.world import EXITS_VARIABLE, process_status
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
 
 GRACE_S = 5.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL, in seconds."""
 SAFETY_S = GRACE_S + 0.8
-"""How long the keeper may take to end the job before it is not trusted any more."""
+"""Time for the keeper to end the job; after it, the launcher kills the keeper."""
 _GUARD_S = 3.0
-# A process that forks right now shows up a moment later; on a busy machine, killed ones take a while to go.
+# A process that is being forked shows up a moment later; on a busy machine, killed processes need a while to end.
 _FEWEST_LOOKS, _MOST_LOOKS, _LOOK_S = 3, 100, 0.02
 
 
@@ -40,7 +40,7 @@ class LocalJob(Job):
     """The ranks of one plan on this host, seen through their keeper.
 
     Args:
-        plan: what to start.
+        plan: the launch plan.
         call: the call that each rank makes, if it is one of ``horovod.run``.
     """
 
@@ -51,18 +51,18 @@ class LocalJob(Job):
         self._plan = plan
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._outgoing = os.dup(self._control.fileno())  # polled by itself
-        self._orders: deque[tuple[bytes, list[int]]] = deque()  # each with descriptors, which we close
+        self._outgoing = os.dup(self._control.fileno())  # a copy, since it is polled separately
+        self._orders: deque[tuple[bytes, list[int]]] = deque()  # each with descriptors; we close them
         self._call = _file_of(call) if call else -1
         self._results: dict[int, int] = {}  # the file of each rank's result
-        self._stopped: list[int] = []  # ranks that were killed for that, not told yet
+        self._stopped: list[int] = []  # stopped ranks that were killed, and not reported yet
         self._slots: dict[int, int] = {}
         self._exits = -1  # the keeper's table
-        # The guard, to be exact, whose child the keeper is.
+        # The process is the guard, whose child is the keeper.
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def fileno(self) -> int:
-        """Readable when there is news."""
+        """Return a descriptor that is readable when there is news."""
         return self._control.fileno()
 
     @property
@@ -107,7 +107,7 @@ class LocalJob(Job):
         if self._call >= 0:
             self._results[rank] = os.memfd_create("horovod-run")
             fds += [os.dup(self._call), os.dup(self._results[rank])]
-            own[FDS_VARIABLE] = "3,4"  # as the keeper numbers what a rank inherits
+            own[FDS_VARIABLE] = "3,4"  # the keeper gives inherited descriptors these numbers
         self._order({"start": rank, "slot": slot, "env": own, "stdin": rank == 0}, fds)
 
     def kill_rank(self, rank: int) -> None:
@@ -133,7 +133,7 @@ class LocalJob(Job):
             try:
                 socket.send_fds(self._control, [message], fds)
             except OSError as error:
-                # Only so many descriptors of an ordinary user may be under way at once: RLIMIT_NOFILE.
+                # RLIMIT_NOFILE limits how many descriptors an ordinary user may have in flight.
                 if isinstance(error, BlockingIOError) or error.errno == errno.ETOOMANYREFS:
                     return
             self._orders.popleft()
@@ -169,7 +169,7 @@ class LocalJob(Job):
         return has_begun(self._exits, self._slots[rank])
 
     def kill(self) -> None:
-        """Have the guard kill the keeper and all below it; then kill what else has the name of the job."""
+        """Have the guard kill the keeper and all below it; then kill all other processes with the job's name."""
         if self._keeper is not None:
             self._keeper.terminate()
             try:
@@ -187,7 +187,7 @@ class LocalJob(Job):
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Let go of the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
+        """Disconnect from the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
         self._control.close()
         self._theirs.close()
         left = [self._outgoing, self._call, self._exits, *self._results.values()]
@@ -206,7 +206,7 @@ class LocalJob(Job):
 
 
 def _file_of(data: bytes) -> int:
-    """A file in memory, open at its beginning."""
+    """Return a file in memory, open at its beginning."""
     fd = os.memfd_create("horovodrun")
     with open(os.dup(fd), "wb") as file:
         file.write(data)
@@ -215,7 +215,7 @@ def _file_of(data: bytes) -> int:
 
 
 def _members(environ: Mapping[str, str]) -> list[int]:
-    """Processes that inherited the name of the job or scope, wherever in the process tree they are now."""
+    """Return the processes that inherited the name of the job or scope, anywhere in the process tree."""
     name = SCOPE_VARIABLE if SCOPE_VARIABLE in environ else JOB_ID
     mark = f"\0{name}={environ[name]}\0".encode()
     found = []

@@ -1,4 +1,4 @@
-"""Which names are this machine's."""
+"""Recognizes names and addresses of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_this_host(name: str) -> bool:
 
 
 def _can_bind(family: int, address: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> bool:
-    """Only an address of this machine can be listened on."""
+    """Whether a socket can listen on an address, which only addresses of this machine allow."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(address)

@@ -22,7 +22,7 @@ class MpiLauncher:
     Attributes:
         kind: "openmpi", "spectrum", "mpich", "intel", "cray" or "jsrun".
         program: its name or path.
-        major: first number of its version; 0 when it tells none.
+        major: first number of its version; 0 when unknown.
     """
 
     kind: str
@@ -31,14 +31,14 @@ class MpiLauncher:
 
 
 def recognize(program: str, version: str) -> MpiLauncher:
-    """Tell whose ``mpirun`` it is.
+    """Recognize an MPI launcher by its version text.
 
     Args:
         program: its name or path.
-        version: what ``mpirun --version`` prints.
+        version: output of ``mpirun --version``.
 
     Raises:
-        ValueError: it is none that we know.
+        ValueError: the launcher is unknown.
     """
     words = version.replace(")", " ").split()
     major = next((int(word.split(".")[0]) for word in words if word[0].isdigit() and "." in word), 0)
@@ -55,7 +55,7 @@ def recognize(program: str, version: str) -> MpiLauncher:
             return MpiLauncher(kind, program, major)
     first = version.strip().partition("\n")[0]
     raise ValueError(
-        f"{program} is no mpirun that is known here: it says {first!r}. Known are Open MPI, Spectrum MPI, MPICH, Intel "
+        f"{program} is an unknown mpirun: it prints {first!r}. Known are Open MPI, Spectrum MPI, MPICH, Intel "
         f"MPI and Cray's mpiexec; or start the ranks with another launcher yourself, such as mpirun python train.py"
     )
 
@@ -75,27 +75,27 @@ def command_line(
     output_dir: str = "",
     nodename: str = "",
 ) -> list[str]:
-    """The command that starts the ranks.
+    """Return the command that starts the ranks.
 
     Args:
-        launcher: what starts them.
-        num_proc: how many.
-        hosts: where; empty leaves it to the launcher.
-        command: what each of them runs.
-        variables: names of environment variables that shall travel; their values stand in nobody's command line.
+        launcher: the program that starts them.
+        num_proc: number of ranks.
+        hosts: hosts of the ranks; empty leaves the choice to the launcher.
+        command: program and arguments of each rank.
+        variables: names of environment variables to pass on; no command line shows their values.
         access: port and key of ssh, and the network interfaces to use.
         mpi_args: more flags.
-        binding_args: flags that say where ranks run, instead of ours.
-        tcp: whether InfiniBand is not to be used.
-        is_root: whether the superuser starts them, as is usual in containers; Open MPI wants to be told.
-        output_dir: where each rank's output goes as well, or with some launchers goes instead; empty for nowhere.
-        nodename: what other hosts call this one.
+        binding_args: flags that place ranks; they replace ours.
+        tcp: whether not to use InfiniBand.
+        is_root: whether root starts them, as is usual in containers; Open MPI needs a flag for that.
+        output_dir: folder for a copy of each rank's output; some launchers write only there; empty for none.
+        nodename: name of this host on other hosts.
 
     Returns:
         Program and arguments.
 
     Raises:
-        ValueError: this launcher cannot write output to files of each rank, or takes no such names of hosts.
+        ValueError: the launcher cannot write a file for each rank, or does not accept these host names.
     """
     hosts = _named(launcher, hosts, nodename)
     words = {"openmpi": _open_mpi, "spectrum": _open_mpi, "mpich": _hydra, "intel": _hydra, "cray": _pals}.get(
@@ -106,7 +106,7 @@ def command_line(
 
 
 def _named(launcher: MpiLauncher, hosts: Sequence[HostSlots], nodename: str) -> list[HostSlots]:
-    """The hosts under names that the launcher understands: it cuts them at the first colon."""
+    """Return the hosts under names that the launcher accepts; it cuts names at the first colon."""
     hosts = [HostSlots("localhost", host.slots) if host.name == "::1" else host for host in hosts]
     if launcher.kind in ("mpich", "intel") and len({host.name for host in hosts}) > 1:
         # The launcher tells other hosts to connect to this name.
@@ -192,7 +192,7 @@ def _jsrun(
     launcher: MpiLauncher, num_proc: int, hosts: Sequence[HostSlots], variables: Sequence[str], access: Access,
     binding: tuple[str, ...], tcp: bool,
 ) -> _Words:  # fmt: skip
-    # jsrun hands the whole environment on, and LSF has chosen the hosts.
+    # jsrun passes on the whole environment, and LSF has chosen the hosts.
     words = ["--nrs", str(num_proc), "--tasks_per_rs", "1"]
     return [*words, *(binding or ("--bind", "none"))]
 

@@ -36,21 +36,21 @@ def mpi_plan(
     """Return a plan whose only process is the launcher of MPI, which starts the ranks.
 
     Args:
-        request: what the user asked for.
+        request: the user's request.
         options: the command line.
-        hosts: where the ranks run, if the user named any.
-        access: how other hosts are reached.
+        hosts: hosts of the ranks, if the user named any.
+        access: how to reach other hosts.
         is_one_host: whether the user named no other host.
 
     Raises:
         LaunchError: there is no ``mpirun``, or it does not run.
-        ValueError: it is none that we know, or has no flag for what is wanted.
+        ValueError: the launcher is unknown, or has no flag for a requested option.
     """
     launcher = _find(options.controller, request.environ)
-    shares_cores = is_one_host and launcher.kind != "jsrun"  # which runs them elsewhere
+    shares_cores = is_one_host and launcher.kind != "jsrun"  # jsrun runs the ranks elsewhere
     plan = make_plan(request if shares_cores else replace(request, num_proc=1))
     if shares_cores and not hosts:
-        hosts = [HostSlots("localhost", request.num_proc)]  # else it counts cores, and refuses more ranks
+        hosts = [HostSlots("localhost", request.num_proc)]  # else the launcher counts cores, and refuses more ranks
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,
@@ -75,7 +75,7 @@ def _find(controller: str, environ: Mapping[str, str]) -> MpiLauncher:
     jsrun = shutil.which("jsrun", path=path)
     if controller == "jsrun" or (jsrun and "LSB_JOBID" in environ):
         if jsrun is None or "LSB_JOBID" not in environ:
-            raise LaunchError("jsrun starts ranks inside a job of LSF only, which this is not; submit it with bsub")
+            raise LaunchError("jsrun starts ranks only inside a job of LSF, and this is none; submit the job with bsub")
         return MpiLauncher("jsrun", jsrun)
     program = _mpirun(environ)
     if program is None:
@@ -90,7 +90,7 @@ def _find(controller: str, environ: Mapping[str, str]) -> MpiLauncher:
     found = recognize(program, said.stdout + said.stderr)
     if found.kind == "cray" and "PBS_JOBID" not in environ:
         raise LaunchError(
-            f"{program} is that of Cray's PALS, and this is no job of PBS but a login node, where nothing may run; "
-            f"submit it with qsub"
+            f"{program} belongs to Cray's PALS, and this is a login node, not a job of PBS: no rank may run here; "
+            f"submit the job with qsub"
         )
     return found

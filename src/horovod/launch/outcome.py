@@ -12,7 +12,7 @@ class Exit:
     """How one rank ended.
 
     Attributes:
-        rank: which.
+        rank: the rank.
         pid: its process id.
         status: exit code, or minus the signal that killed it.
         sent: the last signal that we had sent to it by then; 0 for none.
@@ -34,8 +34,8 @@ class Outcome:
         exits: in the order in which ranks ended.
         interrupted: signal that ended the launcher; 0 for none.
         tails: last lines of standard error, by rank.
-        error: what went wrong with the launcher itself, or a host that was lost before any rank failed.
-        lost: host of each rank of whose end nobody could tell.
+        error: an error of the launcher itself, or the loss of a host before any rank failed.
+        lost: host of each rank whose end is unknown.
         excused: ranks that failed because a host was lost.
         lines: report of an elastic job.
         code: exit code of the launcher after an elastic job.
@@ -52,5 +52,5 @@ class Outcome:
 
     @property
     def first_failure(self) -> Exit | None:
-        """The rank that ended first of those that did not end well, by themselves."""
+        """The first rank that failed by itself: we had sent it no signal, and no lost host excuses it."""
         return next((e for e in self.exits if e.status != 0 and not e.sent and e.rank not in self.excused), None)

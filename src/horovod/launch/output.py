@@ -1,4 +1,4 @@
-"""Turns what ranks print into whole, labelled lines on the launcher's own output.
+"""Turns the output of ranks into whole, labelled lines on the launcher's own output.
 
 An ``OutputSink`` is one destination; it never blocks the launcher. A ``RankStream`` is one stream of one rank; it
 passes on whole lines only, so that lines of different ranks never mix. A carriage return ends a line too, so that
@@ -36,7 +36,7 @@ _NOISE = re.compile(
 
 
 class TextWriter(Protocol):
-    """The least that a replaced ``sys.stdout`` can do, as in a notebook."""
+    """The methods that every replacement of ``sys.stdout`` has, as in a notebook."""
 
     def write(self, text: str, /) -> object:
         """Take the text."""
@@ -46,7 +46,7 @@ class TextWriter(Protocol):
 
 
 class OutputSink:
-    """One destination of text; knows whose unfinished line the cursor stands behind."""
+    """One destination of text; knows which stream has left its line unfinished at the cursor."""
 
     interactive = False
 
@@ -64,17 +64,17 @@ class OutputSink:
         self.put(data)
 
     def put(self, data: bytes) -> None:
-        """Take text as it is."""
+        """Take text unchanged."""
         raise NotImplementedError
 
     @property
     def backlog(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether text waits to be written."""
         return False
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that the ranks should wait too."""
+        """Whether so much text waits that the ranks should wait, too."""
         return False
 
     def fileno(self) -> int:
@@ -93,7 +93,7 @@ class FileSink(OutputSink):
     """A file descriptor: a terminal, a pipe or a file.
 
     Args:
-        fd: where to write; stays open.
+        fd: descriptor to write to; stays open.
     """
 
     def __init__(self, fd: int) -> None:
@@ -144,16 +144,16 @@ class FileSink(OutputSink):
                     return
 
     def _complain(self, error: OSError) -> None:
-        """Say why the ranks will find nobody who reads, where that can still be seen."""
+        """Report why the output of the ranks is lost, if standard error still works."""
         with contextlib.suppress(OSError):
-            os.write(2, f"horovodrun: what the ranks write is lost: {error.strerror}\n".encode())
+            os.write(2, f"horovodrun: the output of the ranks is lost: {error.strerror}\n".encode())
 
 
 class TextSink(OutputSink):
     """A Python text stream, such as a notebook's ``sys.stdout``.
 
     Args:
-        stream: where to write.
+        stream: stream to write to.
     """
 
     def __init__(self, stream: TextWriter) -> None:
@@ -170,7 +170,7 @@ class TextSink(OutputSink):
 
 
 class NullSink(OutputSink):
-    """Output that nobody wants to see."""
+    """Discards output."""
 
     def put(self, data: bytes) -> None:
         pass
@@ -181,11 +181,11 @@ class RankStream:
 
     Args:
         sink: where whole lines go.
-        label: what stands before each line; nothing passes text through as it comes.
-        file: gets everything as it comes, if given.
-        stamp: gives what stands before the label, if given.
-        is_repeat: asked about a traceback with which the stream ends, whether it need not be shown, if given.
-        is_quiet: whether to leave out what TensorFlow says unasked.
+        label: prefix of each line; with an empty label, text passes through unchanged.
+        file: gets all output unchanged, if given.
+        stamp: returns the text before the label, if given.
+        is_repeat: returns whether to hide a traceback that ends the stream, if given.
+        is_quiet: whether to leave out the lines that TensorFlow prints before it reads its log level.
     """
 
     def __init__(
@@ -202,17 +202,17 @@ class RankStream:
         self._file = file
         self._stamp = stamp
         self._partial = b""
-        self._shown = False  # the beginning of the line in _partial stands on the terminal already
+        self._shown = False  # the terminal already shows the beginning of the line in _partial
         self._tail = b""
         self._is_repeat = is_repeat
         self._is_quiet = is_quiet
         self._held = b""
-        #: Until when a traceback is kept back; None when there is none.
+        #: Time until which a traceback is held back; None when there is none.
         self.hold_until: float | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still reads what comes."""
+        """Whether a file or the sink still takes output."""
         return self._file is not None or not self.sink.broken
 
     @property
@@ -221,7 +221,7 @@ class RankStream:
         return bool(self._partial)
 
     def feed(self, data: bytes) -> None:
-        """Take what the rank wrote."""
+        """Take output of the rank."""
         if self._file is not None:
             try:
                 self._file.write(data)
@@ -251,7 +251,7 @@ class RankStream:
             self._show(text)
 
     def _hold(self, text: bytes) -> bytes:
-        """Keep back what begins with a traceback; return what comes before it."""
+        """Hold back text that begins with a traceback; return the text before it."""
         if self.hold_until is not None:
             self._held += text
             return b""
@@ -262,7 +262,7 @@ class RankStream:
         return text[:start]
 
     def let_go(self) -> None:
-        """Show what was kept back: the stream goes on."""
+        """Show the text that was held back."""
         held, self._held, self.hold_until = self._held, b"", None
         if held:
             self._show(held)
@@ -271,7 +271,7 @@ class RankStream:
         goes_on = self._shown and self.sink.cursor_owner is self
         lines = text.splitlines(keepends=True)
         first = lines.pop(0) if goes_on else b""
-        # A bar that returns first and then draws has an empty line before the return: not worth a label.
+        # A progress bar that sends \r before it draws leaves an empty line before the \r: drop that line.
         label = self.label if self._stamp is None else self._stamp().encode() + self.label
         rest = [label + line for line in lines if line != b"\r"]
         self._shown = not text.endswith((b"\n", b"\r"))
@@ -283,7 +283,7 @@ class RankStream:
         self._emit(partial)
 
     def finish(self) -> None:
-        """The rank closed the stream: end its last line and its file."""
+        """End the last line and the file: the rank has closed the stream."""
         rest, self._partial = self._partial.rstrip(b"\r"), b""
         if rest:
             self._emit(rest + b"\n")
@@ -301,7 +301,7 @@ class RankStream:
                 pass
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines that came, without escape sequences; of a progress bar only its last state."""
+        """Return the last lines, without escape sequences; of a progress bar only its last state."""
         tail = _NOISE.sub(b"", self._tail) if self._is_quiet else self._tail
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", tail.decode(errors="replace"))
         lines = [line.rstrip().rpartition("\r")[2] for line in text.rstrip().split("\n")[-count:]]

@@ -1,7 +1,7 @@
-"""The launch plan: decides what is started, without touching anything.
+"""Makes the launch plan of a job, without side effects.
 
-A ``LaunchPlan`` is the whole decision: command, environment of each rank, threads of each rank. Making it is pure, so
-it is tested with tables; ``supervise`` carries it out.
+A ``LaunchPlan`` holds all decisions: command, environment of each rank, threads of each rank. Making it is pure, so
+tables test it; ``supervise`` carries it out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FDS_VARIABLE = "_HOROVOD_TASK_FDS"
 """Descriptors of the call that a rank of ``horovod.run`` makes, and of its result; not a setting."""
 SCOPE_VARIABLE = "_HOROVOD_SCOPE"
 """One agent's part of a job, where a host has several agents; not a setting."""
-# Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
+# Reuse freed memory for large results, instead of new pages that the kernel has to clear each time.
 _MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # If we run inside a rank of another launcher, its rank variables would make libraries join the outer job.
-# A word that ends in _ stands for all variables that begin so.
+# A word that ends in _ is a prefix of variables.
 _OUTER_JOBS = {
     "OMPI_COMM_WORLD_RANK": ("OMPI_", "PMIX_", "PRTE_"),
     "PMIX_RANK": ("PMIX_", "PRTE_"),
@@ -56,7 +56,7 @@ class Share:
 
     Attributes:
         hostname: name of the host.
-        count: how many they are.
+        count: number of ranks.
         cores: cores to share among them.
     """
 
@@ -67,11 +67,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Rotation:
-    """When files of output are full.
+    """Limits of output files.
 
     Attributes:
-        max_bytes: size of a file; 0 for no limit.
-        backups: how many full ones to keep of each.
+        max_bytes: size of a file, in bytes; 0 for no limit.
+        backups: number of full files to keep for each.
     """
 
     max_bytes: int = 0
@@ -93,7 +93,7 @@ class LaunchRequest:
         flags: variables that command-line flags set; they beat ``environ``.
         file: variables that the YAML file sets; ``environ`` beats them.
         output_dir: folder for the output of each rank, or empty.
-        rotation: when the files in it are full.
+        rotation: limits of the files in it.
         timestamps: whether each line of output begins with date and time.
         shares: the ranks of each host, in rank order; all on ``hostname`` when empty.
         meeting: endpoints where ranks of several hosts meet.
@@ -121,12 +121,12 @@ class Display:
 
     Attributes:
         launcher: name of the command that runs the job, for messages.
-        noun: what that command calls a rank.
-        label: what stands before each line of output; ``{rank}`` and ``{stream}`` are filled in.
+        noun: that command's word for a rank.
+        label: prefix of each line of output; ``{rank}`` and ``{stream}`` are filled in.
         is_always: whether a job of one rank has labels, too.
-        hidden: ranks whose output is not shown; the last lines of one that fails are.
-        place: the thing with which ranks are lost, such as a host.
-        merges_tracebacks: whether tracebacks with which ranks may end are kept back, to show equal ones once.
+        hidden: ranks whose output is not shown, except for the last lines of a rank that fails.
+        place: word for the unit whose loss loses its ranks, such as host.
+        merges_tracebacks: whether to hold back tracebacks that may end a rank, to show equal ones once.
     """
 
     launcher: str = "horovodrun"
@@ -140,19 +140,19 @@ class Display:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A complete plan of what is started.
+    """A complete plan of a job.
 
     Attributes:
         command: program and arguments of every rank.
-        hostname: where the ranks run; of several hosts the first.
-        environ: what all ranks have in common.
-        ranks: what each rank has of its own, in rank order.
+        hostname: host of the ranks; the first one of several.
+        environ: variables of all ranks.
+        ranks: additional variables of each rank, in rank order.
         output_dirs: folder for the output of each rank; empty when not wanted.
-        rotation: when the files there are full.
+        rotation: limits of the files there.
         timestamps: whether each line of output begins with date and time.
         notes: lines for the user, such as the number of threads.
         counts: number of ranks of each host, in rank order; empty for one host.
-        display: how it appears to the user.
+        display: how the job appears to the user.
     """
 
     command: tuple[str, ...]
@@ -172,11 +172,11 @@ class LaunchPlan:
         return len(self.ranks)
 
     def host_of(self, rank: int) -> str:
-        """Name of the host of a rank."""
+        """Return the name of a rank's host."""
         return self.ranks[rank].get(RANK_VARIABLES["hostname"], self.hostname)
 
     def parts(self) -> list[tuple[int, LaunchPlan]]:
-        """The first rank of each host, and its part of the plan."""
+        """Return the first rank of each host, with the host's part of the plan."""
         found, first = [], 0
         for count in self.counts or (self.size,):
             end = first + count
@@ -187,10 +187,10 @@ class LaunchPlan:
 
 
 def make_plan(request: LaunchRequest) -> LaunchPlan:
-    """Decide what to start.
+    """Make the plan of a job.
 
     Args:
-        request: what the user asked for.
+        request: the user's request.
 
     Returns:
         The plan.
@@ -233,10 +233,10 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
 
 
 def elastic_plan(request: LaunchRequest) -> LaunchPlan:
-    """Decide what the processes of an elastic job have in common; where they run is decided while it runs.
+    """Make the plan that all processes of an elastic job share; the membership places them while the job runs.
 
     Args:
-        request: what the user asked for.
+        request: the user's request.
     """
     _, environ = _common(request)
     environ |= {ELASTIC: "1"}
@@ -251,10 +251,10 @@ def _common(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def host_variables(common: Mapping[str, str], share: Share) -> dict[str, str]:
-    """Return what the ranks of one host have of their own: how they share its cores.
+    """Return the variables of one host's ranks, which divide its cores.
 
     Args:
-        common: what all ranks have in common.
+        common: variables of all ranks.
         share: the ranks of the host.
     """
     threads = thread_share(common, share.count, share.cores)
@@ -264,11 +264,11 @@ def host_variables(common: Mapping[str, str], share: Share) -> dict[str, str]:
 
 
 def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int) -> dict[str, str]:
-    """Return the place of a process of an elastic job, whose rank and size only hold until it is a member.
+    """Return the variables of an elastic job's process; its rank and size hold only until it is a member.
 
     Args:
         hostname: name of its host.
-        number: of its slot.
+        number: number of its slot.
         slots: number of slots that its host has now.
         rank: its rank until then, 0 only if no rank has a state yet.
         size: number of ranks, as far as that is known.
@@ -281,16 +281,16 @@ def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int)
 
 
 def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, int]:
-    """Threads for numerical libraries, so that the ranks together do not ask for more cores than there are.
+    """Return numbers of threads for numerical libraries, so that the ranks together use no more cores than exist.
 
     Args:
-        environ: environment of the ranks; what it sets is left alone. ``OMP_NUM_THREADS`` speaks for all, since the
-            other libraries follow it.
+        environ: environment of the ranks; its variables are kept. ``OMP_NUM_THREADS`` counts for all libraries, since
+            the others follow it.
         num_proc: ranks on this host.
         cores: cores on this host.
 
     Returns:
-        Variable to number of threads; empty where there is nothing to divide or the user has decided.
+        Variable to number of threads; empty for a single rank or if the user has decided.
     """
     if num_proc == 1 or "OMP_NUM_THREADS" in environ:
         return {}
@@ -302,7 +302,7 @@ def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> 
     """Return variables that TensorFlow, JAX and the C library read at their start, for ranks that share a host.
 
     Args:
-        environ: environment of the ranks; what it sets is left alone.
+        environ: environment of the ranks; its variables are kept.
         num_proc: ranks on this host.
         cores: cores on this host.
 
@@ -337,7 +337,7 @@ def _thread_note(threads: Mapping[str, int], share: Share, is_one_of_many: bool)
 
 
 def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to an outer job."""
+    """Return the environment without the variables of an outer job."""
     outer = [word for sign, words in _OUTER_JOBS.items() if sign in environ for word in words]
     names = {*RANK_VARIABLES.values(), MEETING, ELASTIC, *outer}
     prefixes = tuple(word for word in outer if word.endswith("_"))
@@ -345,7 +345,7 @@ def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
-    """A rank's place; its cross group are the ranks with its local rank on all hosts that have one."""
+    """Return a rank's variables; its cross group has one rank of equal local rank from each host that has one."""
     cross = [i for i, count in enumerate(counts) if count > local_rank]
     values: Sequence[tuple[str, object]] = (
         ("rank", sum(counts[:host]) + local_rank),

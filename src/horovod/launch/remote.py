@@ -44,24 +44,24 @@ class AgentLink(Protocol):
 
     @property
     def stderr(self) -> str:
-        """Lines that say why it has ended."""
+        """Lines with the reason for its end."""
 
     def hang_up(self) -> None:
-        """Have the agent end all that runs there, then itself."""
+        """Have the agent end all ranks there, then itself."""
 
     def kill(self) -> None:
-        """End the link at once, for the agent to notice."""
+        """End the link at once; the agent notices that."""
 
     def close(self) -> None:
         """End the link, and wait for its end."""
 
 
 class Connection:
-    """An ssh client with an agent behind it; from the first step to the last.
+    """An ssh client and the agent behind it, for their whole life.
 
     Args:
         host: as the user named it.
-        access: how it is reached.
+        access: how to reach it.
     """
 
     def __init__(self, host: str, access: Access) -> None:
@@ -92,7 +92,7 @@ class Connection:
         return os.pread(self._stderr, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
 
     def why(self) -> str:
-        """Why there is no agent."""
+        """Return why there is no agent."""
         noise = self.wire.noise.decode(errors="replace")
         if not self.wire.is_closed:
             return diagnose(self.host, self._access, None, self.stderr, noise)
@@ -101,7 +101,7 @@ class Connection:
         return f"{self.host}: {unfit}" if unfit else diagnose(self.host, self._access, status, self.stderr, noise)
 
     def _settings(self) -> str:
-        """The user's configuration as ssh reads it; empty if ssh does not answer in time."""
+        """Return the user's configuration as ssh reads it; empty if ssh does not answer in time."""
         command = settings_line(self.host, self._access)
         try:
             asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GO_S)
@@ -117,7 +117,7 @@ class Connection:
             return self._process.wait()
 
     def hang_up(self) -> None:
-        """Have the agent end all that runs there, then itself."""
+        """Have the agent end all ranks there, then itself."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -125,7 +125,7 @@ class Connection:
         self._gone_by = self._gone_by or time.monotonic() + _GO_S
 
     def kill(self) -> None:
-        """End ssh at once, for the agent to notice."""
+        """End ssh at once; the agent notices that."""
         self.hang_up()
         self._process.kill()
 
@@ -151,8 +151,8 @@ class RemoteJob(Job):
     """The ranks of one plan on another host.
 
     Args:
-        plan: what to start there.
-        connection: with the agent of a checked host.
+        plan: the plan for that host.
+        connection: link to the agent of a checked host.
         call: the call that each rank makes, if it is one of ``horovod.run``.
         host: name of the host in the job; that of the plan when empty.
     """
@@ -163,7 +163,7 @@ class RemoteJob(Job):
         self._call = call
         self._owed = 0
         self._is_over = False
-        self._parts: defaultdict[int, bytearray] = defaultdict(bytearray)  # of results
+        self._parts: defaultdict[int, bytearray] = defaultdict(bytearray)  # pieces of results
 
     def fileno(self) -> int:
         return self._wire.incoming
@@ -233,11 +233,11 @@ class RemoteJob(Job):
                 elif isinstance(frame, frames.News):
                     yield self._translated(frame.event)
         except frames.FrameError as error:
-            yield from self._lost(f"what came was no frame: {error}")
+            yield from self._lost(f"the agent sent data that is no frame: {error}")
         if self._wire.is_closed:
             lines = self._connection.stderr.strip().splitlines()
             stood_s = self._wire.late_s
-            if stood_s > frames.SILENCE_S / 2:  # what the agent had waited for before counts, too
+            if stood_s > frames.SILENCE_S / 2:  # the agent may have waited before, too
                 lines = [f"horovodrun itself did not run for {stood_s:.0f} s, so that its agent took it for lost"]
             yield from self._lost("the connection ended" + (f" ({lines[-1]})" if lines else ""))
 
@@ -273,7 +273,7 @@ class RemoteJob(Job):
 
 
 def travels(name: str) -> bool:
-    """Whether a variable means the same on another host."""
+    """Whether a variable has the same meaning on another host."""
     return name not in _STAYS and not name.startswith(_STAYING_PREFIXES)
 
 
@@ -282,10 +282,10 @@ def _bytes(environ: Any) -> dict[bytes, bytes]:
 
 
 def jobs_of(plan: LaunchPlan, connections: Mapping[str, Connection], call: bytes = b"") -> list[Job]:
-    """The ranks of each host of a plan: behind the connection with its name, else here.
+    """Return the ranks of each host of a plan: remote if a connection has the host's name, else local.
 
     Args:
-        plan: what to start.
+        plan: the launch plan.
         connections: checked hosts by name.
         call: the call that each rank makes, if it is one of ``horovod.run``.
     """

@@ -1,4 +1,4 @@
-"""An error that all ranks raise is one error: its traceback is shown once, with a line that says of whom it is, too."""
+"""Shows a traceback that several ranks raise only once, with a line that names the other ranks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from horovod.phrases import list_ranks
 __all__ = ["BEGIN", "HOLD_S", "Tracebacks"]
 
 BEGIN = b"Traceback (most recent call last):"
-"""How a line begins after which a stream may end."""
+"""Beginning of a line after which a stream may end."""
 HOLD_S = 3.0
-"""For how long a traceback is kept back, in case that the stream ends with it; PyTorch needs a second to end."""
+"""Time for which a traceback is held, in case the stream ends with it; PyTorch needs a second to end."""
 _MOST_BYTES = 256 << 10
 
 
 class Tracebacks:
-    """With what the streams of a job have ended."""
+    """The tracebacks that ended the streams of a job."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, int] = {}
         self._same: dict[int, list[int]] = {}
 
     def is_repeat(self, rank: int, text: bytes) -> bool:
-        """Take note of how a stream ended, and return whether another one has ended with the same words.
+        """Record the end of a stream, and return whether another stream has ended with the same text.
 
         Args:
-            rank: whose stream it was.
+            rank: rank of the stream.
             text: its end, from the beginning of the traceback.
         """
         if len(text) > _MOST_BYTES:

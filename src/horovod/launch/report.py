@@ -1,4 +1,4 @@
-"""Says in words why a job failed: the rank that failed first, then what became of the others. Pure."""
+"""Explains why a job failed: the rank that failed first, then the ends of the others. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_LINE = 500
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The launcher's exit code: that of the first failure, 128 + n for signal n, 130 after Ctrl-C."""
+    """Return the launcher's exit code: that of the first failure, 128 + n for signal n, 130 after Ctrl-C."""
     if outcome.interrupted:
         return 128 + outcome.interrupted
     first = outcome.first_failure
@@ -29,9 +29,9 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     """Return the final report.
 
     Args:
-        plan: what was started.
-        outcome: how it went.
-        oom_kills: processes that the kernel killed for want of memory while the job ran.
+        plan: the plan of the job.
+        outcome: the result of the job.
+        oom_kills: number of processes that the kernel killed for lack of memory while the job ran.
 
     Returns:
         Lines; none when all went well.
@@ -39,7 +39,7 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     lines = [outcome.error] if outcome.error else []
     noun = plan.display.noun
     if outcome.interrupted:
-        # Nobody reported the ranks that the kernel ended because the keeper did not answer.
+        # Ranks that the kernel ended because the keeper did not answer have no exit here.
         ended = plan.size - sum(1 for e in outcome.exits if not e.sent)
         name = signal.Signals(outcome.interrupted).name
         ranks = f"{plan.size} {noun}{'s' * (plan.size != 1)}"
@@ -66,7 +66,7 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
 
 
 def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str:
-    """One sentence on the rank that failed first; see ``report``."""
+    """Return one sentence about the rank that failed first; see ``report``."""
     return (
         f"{plan.display.noun} {first.rank} on {plan.host_of(first.rank)} (pid {first.pid}) {_fate(first)}"
         f"{_memory(first, oom_kills)}"
@@ -86,12 +86,12 @@ def trains_together(command: tuple[str, ...], size: int) -> bool:
 
 
 def alone_text(ranks: Sequence[int], size: int, when: str = "") -> str:
-    """Return a line on ranks that have not called ``hvd.init()``.
+    """Return a line about ranks that have not called ``hvd.init()``.
 
     Args:
-        ranks: which.
+        ranks: ranks that have not called it.
         size: number of ranks of the job.
-        when: in what time, if they still run.
+        when: period of the observation, if they still run.
     """
     who = "no rank has" if len(ranks) == size else f"{list_ranks(ranks)} {'have' if len(ranks) > 1 else 'has'} not"
     return (

@@ -1,4 +1,4 @@
-"""Files for output that are renamed when they are full, so that a job that prints for weeks fills no disk."""
+"""Output files that are renamed when they are full, so that a job that prints for weeks does not fill the disk."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["OutputFile"]
 
 
 class OutputFile:
-    """A file that gets what it is given at once. When it is full it becomes ``name.1``, and ``name.1`` ``name.2``.
+    """An unbuffered file. When it is full it becomes ``name.1``, and ``name.1`` becomes ``name.2``.
 
-    Files end with a whole line where a piece of output has one in time. Links of other users are not followed, and
-    older backups are removed.
+    A file ends with a whole line if a line ends within the data that still fits. Links of other users are not followed,
+    and older backups are removed.
 
     Args:
         path: the file; an older one is emptied.
-        rotation: when it is full, and how many full ones to keep.
+        rotation: the limit of its size, and the number of full files to keep.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, rotation: Rotation) -> None:
@@ -44,7 +44,7 @@ class OutputFile:
             data: any bytes.
 
         Raises:
-            OSError: it cannot be written, or the next file cannot be created.
+            OSError: the data cannot be written, or the next file cannot be created.
         """
         most = self._rotation.max_bytes
         while most and self._nbytes + len(data) > most:
@@ -85,7 +85,7 @@ class OutputFile:
             os.close(folder)
 
     def close(self) -> None:
-        """Close it; nothing can be written any more."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""``horovod.run``: call a function on N processes and collect what it returns."""
+"""``horovod.run``: calls a function on N processes and collects its results."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ def run(
     Works from scripts, notebooks and interactive sessions. Output of the ranks appears here, line by line.
 
     Args:
-        func: what to call, a lambda or closure too; it calls ``hvd.init()`` itself.
+        func: the function, which may be a lambda or closure; it must call ``hvd.init()``.
         args: its arguments.
         kwargs: its named arguments.
         num_proc: number of processes; 1 when omitted.
-        min_num_proc: fewest processes to go on with when one is lost, which makes the job elastic.
+        min_num_proc: fewest processes to go on with when one is lost; makes the job elastic.
         max_num_proc: most processes; ``num_proc`` when omitted, without limit with a script.
         slots: slots of a host for which the script prints no number; 1.
-        reset_limit: end the job instead of starting another generation after so many.
+        reset_limit: maximum number of generations after the first one; then the job ends.
         cooldown_range: seconds until a slot whose process failed is used again, and their limit; ``(1, 600)``.
-        hosts: where, such as ``localhost:n`` or ``a:2,b:2``; when omitted, the hosts of the scheduler's allocation that
+        hosts: hosts such as ``localhost:n`` or ``a:2,b:2``; when omitted, the hosts of the scheduler's allocation that
             this process is in, else this machine.
         hostfile: path of a file with lines ``host slots=n``.
         host_discovery_script: command that prints the hosts that may be used now, one ``host:slots`` a line.
-        start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for other ranks; 600.
+        start_timeout: seconds for the checks of other hosts, and for ``init()`` to wait for other ranks; 600.
         ssh_port: port of sshd on other hosts.
         ssh_identity_file: private key for ssh.
         disable_cache: accepted; nothing is cached.
         output_filename: folder for ``rank.<n>/stdout`` and ``stderr``.
-        verbose: more than 0 says what is started.
+        verbose: more than 0 prints which ranks are started.
         use_gloo: accepted; ranks of one host use shared memory.
         use_mpi: accepted on one host, whose ranks use shared memory; other hosts need ``horovodrun --mpi``.
         mpi_args: accepted, without effect.
@@ -100,7 +100,7 @@ def run(
         generation.
 
     Raises:
-        ValueError: arguments that contradict each other, or that this version cannot serve.
+        ValueError: arguments that contradict each other, or that this version does not support.
         LaunchError: a rank failed; the message has its traceback, and ``__cause__`` its exception if that could be
             sent. Of an elastic job: too few ranks were left; the message has the causes.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
@@ -136,7 +136,7 @@ def run(
         finally:
             assembly.close()
     except (LaunchError, ValueError) as error:
-        # Frames inside this package do not help the caller. The same error, with the cause that it has.
+        # Frames inside this package do not help the caller; the error keeps its cause.
         raise error.with_traceback(None)  # noqa: B904
 
 

@@ -1,4 +1,4 @@
-"""Which signals to this process are meant for the job, and who answers them."""
+"""Selects the signals to this process that concern the job, and installs their handlers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ToldToEnd(BaseException):
-    """A signal ends what is under way; no error, and nothing to catch but where the process ends.
+    """A signal ends the work in progress; no error, to be caught only where the process ends.
 
     Args:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -26,17 +26,17 @@ class ToldToEnd(BaseException):
 
 
 def wanted_signals() -> list[signal.Signals]:
-    """Hanging up is ignored under nohup, and stays so; Ctrl-Z only means us where a shell controls jobs."""
+    """Return the signals to handle; ignored ones stay ignored: SIGHUP under nohup, SIGTSTP without job control."""
     return [s for s in _SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def handled(signals: Sequence[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
-    """Have a function called for signals meanwhile, and who had them before afterwards; only on the main thread.
+    """Handle signals meanwhile, and restore the old handlers afterwards; only on the main thread.
 
     Args:
-        signals: which.
-        handle: called with the number of each that comes.
+        signals: the signals to handle.
+        handle: called with the number of each signal.
     """
     if threading.current_thread() is not threading.main_thread():
         signals = ()
@@ -50,9 +50,9 @@ def handled(signals: Sequence[signal.Signals], handle: Callable[[int], None]) ->
 
 @contextlib.contextmanager
 def told_to_end() -> Iterator[None]:
-    """Have the first signal that ends the job raise ``ToldToEnd`` meanwhile; more of them change nothing.
+    """Make the first signal that ends the job raise ``ToldToEnd``; further ones change nothing.
 
-    Only heeded on the main thread.
+    This works only on the main thread.
 
     Raises:
         ToldToEnd: a signal came.

@@ -1,4 +1,4 @@
-"""The command line of ssh, or of the scheduler, that starts an agent, and what its errors mean. Pure."""
+"""The command line of ssh, or of the scheduler, that starts an agent, and explanations of its errors. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["Access", "command_line", "diagnose", "settings_line", "unfit_setting
 AGENT = "horovod.launch.agent"
 _NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
 _MOST_QUOTED = 400
-#: For sshd to answer; what the login shell and Python do after that may take longer.
+#: Limit for sshd to answer; the login shell and Python may take longer after that.
 _CONNECT_S = 30
 
 
 @dataclass(frozen=True)
 class Access:
-    """How other hosts are reached.
+    """How to reach other hosts.
 
     Attributes:
         python: program that runs the agent there.
-        port: of sshd; 0 leaves it to ssh.
+        port: port of sshd; 0 leaves it to ssh.
         identity_file: private key; empty leaves it to ssh.
         timeout_s: for all checks together, in seconds; sshd must answer within 30 s.
         interfaces: names of network interfaces that each host must have.
-        starters: by name of the host, the start of a command line that runs a program there instead of ssh.
+        starters: first words of a command line that starts a program there instead of ssh, by host name.
     """
 
     python: str
@@ -38,29 +38,29 @@ class Access:
 
 
 def command_line(host: str, access: Access) -> list[str]:
-    """The command that starts an agent on ``host``.
+    """Return the command that starts an agent on ``host``.
 
     Args:
         host: a name, an address, or ``user@name``.
-        access: how it is reached.
+        access: how to reach it.
 
     Returns:
-        Program and arguments. Nothing is asked, no unknown key is trusted, and what the user's configuration says
-        about forwarding or terminals does not disturb.
+        Program and arguments. The command asks nothing, trusts no unknown key, and overrides the user's configuration
+        of forwarding and terminals.
     """
     if host in access.starters:
         return [*access.starters[host], access.python, "-m", AGENT]
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": str(max(1, min(_CONNECT_S, round(access.timeout_s)))),
-        # Ends ssh when the host vanishes, even if nobody is left here to end it.
+        # Ends ssh when the host vanishes, even if no process is left here to end it.
         "ServerAliveInterval": "1",
         "ServerAliveCountMax": "4",
         "ClearAllForwardings": "yes",
         "ForwardX11": "no",
         "RequestTTY": "no",
         "RemoteCommand": "none",
-        # Or what else the user does there over this connection would end with the job.
+        # Else the user's other sessions over this connection would end with the job.
         "ControlMaster": "no",
         "LogLevel": "ERROR",
     }
@@ -75,20 +75,20 @@ def command_line(host: str, access: Access) -> list[str]:
 
 
 def settings_line(host: str, access: Access) -> list[str]:
-    """The command that prints what the user's configuration of ssh says about ``host``, and connects to nobody.
+    """Return the command that prints the user's ssh configuration of ``host``, without a connection.
 
     Args:
         host: as the user named it.
-        access: how it is reached.
+        access: how to reach it.
     """
     return ["ssh", "-G", *_shown(access), "--", host]
 
 
 def unfit_setting(settings: str) -> str:
-    """Say which setting keeps ssh from talking to an agent, and what to do; empty where none does.
+    """Return a setting that keeps ssh from talking to an agent, and what to do, as a sentence; else an empty text.
 
     Args:
-        settings: what ``settings_line`` has printed.
+        settings: output of ``settings_line``.
     """
     for line in settings.splitlines():
         name, _, value = line.strip().partition(" ")
@@ -102,14 +102,14 @@ def unfit_setting(settings: str) -> str:
 
 
 def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: str = "") -> str:
-    """Say in a sentence why there is no agent on ``host``, and what to do.
+    """Return a sentence: why there is no agent on ``host``, and what to do.
 
     Args:
         host: as the user named it.
-        access: how it was tried.
+        access: how the connection was tried.
         status: exit code of ssh; None when it was still trying.
-        stderr: what it printed.
-        noise: what came on standard output instead of an agent.
+        stderr: its standard error.
+        noise: text on standard output in place of an agent's frames.
     """
     lines = [text.strip().splitlines()[-1].strip() for text in (stderr, noise) if text.strip()]
     fatal = re.search(r"^Fatal Python error: .*|^.*Bad configuration option.*|^.* line \d+: Bad .*", stderr, re.M)
@@ -140,12 +140,12 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
             return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last)
     if status == _SSH_FAILED and not lines:
         return (
-            f"{host}: ssh gave up without a word, as it does where both ends have no cipher or kind of key in common, "
+            f"{host}: ssh ended without a message, as it does if both ends have no cipher or kind of key in common, "
             f"or sshd allows no session (MaxSessions, ChrootDirectory); see what `{try_it}` says"
         )
     if not lines and status in range(_NOT_EXECUTABLE):
         return (
-            f"{host}: the login shell ended with exit code {status} and without a word before Python began; "
+            f"{host}: the login shell ended with exit code {status} and without a message before Python began; "
             f"see whether `{try_it} true` does the same: a start file such as ~/.bashrc may end it there"
         )
     if noise.strip() and status in range(_NOT_EXECUTABLE):
@@ -153,7 +153,7 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
     return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
 
 
-#: Option as ssh prints it: as users write it, and the value it must have. OpenSSH below 8.7 knows neither.
+#: Option as ssh prints it: as users write it, and the value it must have. OpenSSH below 8.7 has neither option.
 _UNFIT = {"stdinnull": ("StdinNull", "no"), "sessiontype": ("SessionType", "default")}
 _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); correct that line"),

@@ -1,4 +1,4 @@
-"""The output of all ranks: reads it, passes it on in whole lines, and keeps the last ones of each."""
+"""The output of all ranks: reads it, passes it on in whole lines, and keeps the last lines of each rank."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RankStreams:
         sinks: where standard output and standard error of the ranks go.
         poll: gets each pipe that is opened here.
         display: how the job appears to its user.
-        environ: what all ranks have in common.
+        environ: variables of all ranks.
         timestamps: whether each line begins with date and time.
-        rotation: when files of output are full.
+        rotation: limits of output files.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class RankStreams:
         self._is_quiet = environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0"
         self.sinks = list(dict.fromkeys(sinks))
         self.tracebacks = Tracebacks()
-        self.pipes: dict[int, RankStream] = {}  # by the end of the pipe that we read
+        self.pipes: dict[int, RankStream] = {}  # by our end of the pipe
         self._ranks: dict[int, tuple[RankStream, RankStream]] = {}
         self._hidden: set[int] = set()
 
     def open(self, rank: int, label: str, folder: str = "", pipes: bool = True) -> list[int]:
-        """Begin with a rank.
+        """Open the output of a rank.
 
         Args:
             rank: its number.
-            label: stands before each line, with ``{stream}`` to fill in; nothing passes text through as it comes.
-            folder: where its output goes, too; empty for nowhere.
-            pipes: whether it writes into pipes; else ``feed`` brings what it writes.
+            label: prefix of each line, with ``{stream}`` to fill in; with an empty label, text passes unchanged.
+            folder: folder for a copy of its output; empty for none.
+            pipes: whether it writes into pipes; else ``feed`` brings its output.
 
         Returns:
             The ends of the pipes that the rank gets.
@@ -99,7 +99,7 @@ class RankStreams:
         )  # fmt: skip
 
     def relabel(self, rank: int, label: str) -> None:
-        """Give the lines of a rank another label from now on, as ``open`` takes it."""
+        """Change the label of a rank's lines; ``label`` is as for ``open``."""
         for name, stream in zip(_NAMES, self._ranks[rank], strict=True):
             stream.label = label.format(stream=name).encode()
 
@@ -109,18 +109,18 @@ class RankStreams:
             stream.sink = NullSink()
 
     def feed(self, source: tuple[int, str], data: bytes) -> bool:
-        """Take what a rank of another host wrote, given as rank and stream; False when nobody reads it any more."""
+        """Take output of a remote rank, given by rank and stream; return False when it has no reader any more."""
         stream = self._ranks[source[0]][_NAMES.index(source[1])]
         if data:
             stream.feed(data)
         return not data or stream.wanted
 
     def read(self, fd: int, is_last: bool = False) -> bool:
-        """Pass on what there is.
+        """Pass on available output.
 
         Args:
-            fd: of ``pipes``.
-            is_last: whether nothing more is written, whoever still has the pipe open.
+            fd: one of ``pipes``.
+            is_last: whether to expect no more output, even if some process still has the pipe open.
 
         Returns:
             Whether there may be more.
@@ -135,7 +135,7 @@ class RankStreams:
         return bool(data) and stream.wanted  # else the rank gets a broken pipe, as if it wrote there itself
 
     def catch_up(self, rank: int) -> None:
-        """Take what a rank that has ended has left in its pipes."""
+        """Read the remaining output of a rank that has ended."""
         own = self._ranks[rank]
         for fd in [fd for fd, stream in self.pipes.items() if stream in own]:
             while self.read(fd, is_last=True):
@@ -153,23 +153,23 @@ class RankStreams:
         return any(sink.full for sink in self.sinks)
 
     def prompts(self) -> list[RankStream]:
-        """RankStreams that may show the beginning of a line before its end has come."""
+        """Return the streams that may show the beginning of a line before its end has come."""
         return [
             stream for pair in self._ranks.values() for stream in pair if stream.partial and stream.sink.interactive
         ]
 
     def held_until(self) -> Sequence[float]:
-        """When tracebacks that are kept back will be shown."""
+        """Return the times at which held tracebacks will be shown."""
         return [error.hold_until for _, error in self._ranks.values() if error.hold_until is not None]
 
     def let_go(self, now: float) -> None:
-        """Show the tracebacks that were kept back for long enough."""
+        """Show the tracebacks that were held for long enough."""
         for _, error in self._ranks.values():
             if error.hold_until is not None and now >= error.hold_until:
                 error.let_go()
 
     def finish(self) -> None:
-        """Take what is left in the pipes, and end all lines."""
+        """Read the remaining output, and end all lines."""
         for fd in list(self.pipes):
             while self.read(fd, is_last=True):
                 pass
@@ -181,7 +181,7 @@ class RankStreams:
             sink.end_line()
 
     def tail(self, rank: int) -> list[str]:
-        """The last lines of a rank's standard error; of one whose output was hidden, else of that."""
+        """Return the last lines of a rank's standard error; without any, of its output if that was hidden."""
         out, error = self._ranks[rank]
         return error.last_lines(TAIL_LINES) or (out.last_lines(TAIL_LINES) if rank in self._hidden else [])
 

@@ -23,7 +23,7 @@ ALONE_S = 120.0
 LOST_GRACE_S = 1.0
 """From SIGTERM to SIGKILL, for the ranks of other hosts when one is lost."""
 _CONSEQUENCE_S = 10.0
-"""A rank that fails this long before another host is known to be lost, at most, failed because of it."""
+"""If a rank fails at most this long before a host is known to be lost, the host is the cause."""
 
 
 def supervise(
@@ -38,12 +38,12 @@ def supervise(
     """Run the job to its end.
 
     Args:
-        plan: what to start.
+        plan: the launch plan.
         sinks: where standard output and standard error of the ranks go.
-        signals: signals to this process that end the job, stop it, or are passed on; only heeded on the main thread.
+        signals: signals to this process that end the job, stop it, or are passed on; only on the main thread.
         stdin: standard input of rank 0, as ``subprocess`` takes it, if rank 0 runs on this host.
         jobs: the ranks of each host, in rank order; all on this host when empty.
-        on_end: is told when a rank has ended: its number, the same in words, and how.
+        on_end: called when a rank has ended, with its number, its description and how it ended.
 
     Returns:
         How every rank ended. No process of the job is left.
@@ -60,7 +60,7 @@ class FixedJob(Supervision):
     """A job whose ranks are all started at the beginning, and that ends with the first failure.
 
     Args:
-        plan: what to start.
+        plan: the launch plan.
         sinks: where standard output and standard error of the ranks go.
         jobs: the ranks of each host, in rank order.
         on_end: as for ``supervise``.
@@ -117,7 +117,7 @@ class FixedJob(Supervision):
         own = [rank for rank, place in self.places.items() if place.job is job]
         failed_s = math.inf if self.failed_at is None else time.monotonic() - self.failed_at
         if failed_s < _CONSEQUENCE_S and reason != NO_ANSWER:
-            # Ranks notice the loss of a host before its agent, or the silence, tells us.
+            # Ranks notice the loss of a host before its agent, or its silence, reveals it to us.
             self.outcome.excused.update(e.rank for e in self.outcome.exits if e.status > 0 and e.rank not in own)
         if len(self._jobs) > 1 or self.plan.counts:
             place = self.plan.display.place
@@ -132,6 +132,6 @@ class FixedJob(Supervision):
         if self.outcome.first_failure is None:
             self.outcome.error = self.outcome.error or reason
         if self._running and not self.outcome.interrupted:
-            # Less patience than after a rank's failure: silence has taken its time already.
+            # Wait for less time than after a rank's failure: the silence has lasted some seconds already.
             self.end(b"T")
             self.kill_at = self.kill_at or time.monotonic() + LOST_GRACE_S

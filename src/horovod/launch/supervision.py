@@ -1,8 +1,8 @@
-"""Watches the ranks of a job, of whatever kind it is: passes output and signals on, and ends the job when it must.
+"""Watches the ranks of any kind of job: passes output and signals on, and ends the job when necessary.
 
-One thread, one poll. Nothing here blocks on anything that a rank or a terminal could hold up: whatever state they are
-in, an order to end the job reaches the keeper at once, and should the keeper not follow it within 6 seconds, it is
-killed, which makes the kernel kill the ranks.
+One thread, one poll. Nothing here blocks on a rank or a terminal: in any state of theirs, an order to end the job
+reaches the keeper at once. If the keeper does not follow it within 6 seconds, it is killed, which makes the kernel kill
+the ranks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from horovod.rendezvous.endings import signal_name
 __all__ = ["NO_ANSWER", "RankPlace", "Supervision", "how_ended"]
 
 FAILURE_GRACE_S = 1.0
-"""From the first failure to SIGTERM, so that the others can report what it means to them."""
+"""Time from the first failure to SIGTERM, in which the other ranks can report their errors."""
 NO_ANSWER = "the process that watches the ranks does not answer"
-"""Why a host is lost whose keeper does not end its ranks."""
-_IDLE_S = 0.1  # the beginning of a line is shown on a terminal after so long, for prompts
+"""Reason for the loss of a host if its keeper does not end its ranks."""
+_IDLE_S = 0.1  # for prompts: idle time until a terminal shows the beginning of a line
 
 
 def how_ended(status: int) -> str:
-    """Say how a process ended: its exit code, or the signal that killed it."""
+    """Return how a process ended: its exit code, or the signal that killed it."""
     return f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
 
 
@@ -48,10 +48,10 @@ class RankPlace(NamedTuple):
 
 
 class Supervision:
-    """Watches the ranks of a job. A *rank* is the number of a process here, which no other process of the job gets.
+    """Watches the ranks of a job. A *rank* is here the number of a process, which is unique in the job.
 
     Args:
-        plan: what to start.
+        plan: the launch plan.
         sinks: where standard output and standard error of the ranks go.
     """
 
@@ -84,18 +84,18 @@ class Supervision:
         return self.outcome
 
     def start(self, stdin: int | None) -> None:
-        """Start what runs from the beginning."""
+        """Start the job."""
         raise NotImplementedError
 
     def on_exit(self, ended: Exit) -> None:
-        """A rank has ended."""
+        """Handle the end of a rank."""
         raise NotImplementedError
 
     def on_stopped(self, rank: int) -> None:
-        """A rank was killed since it was stopped; its end follows."""
+        """Handle the kill of a stopped rank; its end follows."""
 
     def on_lost(self, job: Job, reason: str) -> None:
-        """Nobody answers for a host any more; what may still run there has been killed."""
+        """Handle the loss of a host; processes that may still run there have been killed."""
         raise NotImplementedError
 
     def is_final(self) -> bool:
@@ -103,10 +103,10 @@ class Supervision:
         return True
 
     def on_poll(self) -> None:
-        """Something has happened, or ``due_at`` is over."""
+        """Do the work that is due, after an event or when ``due_at`` has come."""
 
     def due_at(self) -> Sequence[float]:
-        """When ``on_poll`` is to be called, if nothing happens before."""
+        """Return the times at which ``on_poll`` must run even without an event."""
         return ()
 
     def add_job(self, job: Job, stdin: int | None) -> None:
@@ -130,10 +130,10 @@ class Supervision:
 
         Args:
             rank: its number.
-            place: where.
+            place: its host and slot.
             environ: its own variables.
-            label: stands before each line of its output, see ``RankStreams.open``.
-            folder: where its output goes, too; empty for nowhere.
+            label: prefix of each line of its output, see ``RankStreams.open``.
+            folder: folder for a copy of its output; empty for none.
 
         Raises:
             LaunchError: its output cannot be opened.
@@ -148,7 +148,7 @@ class Supervision:
         job.start_rank(rank, place.slot, environ, output)
 
     def signal(self, number: int) -> None:
-        """A signal arrived: pass it on, or end the job, or the second time kill it. Runs inside the signal handler."""
+        """Handle a signal: pass it on, or end the job, or kill it the second time. Runs inside the signal handler."""
         if number == signal.SIGTSTP:
             self._tell(b"S")
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -162,7 +162,7 @@ class Supervision:
         self.wake()
 
     def wake(self) -> None:
-        """Have ``on_poll`` called soon; safe in a signal handler, and from other threads."""
+        """Make ``on_poll`` run soon; safe in a signal handler, and from other threads."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_end, b"!")
 
@@ -171,20 +171,20 @@ class Supervision:
             job.tell(order)
 
     def end(self, order: bytes) -> None:
-        """Have all ranks ended, with ``T`` or ``K``."""
+        """End all ranks, with order ``T`` or ``K``."""
         self._tell(order)
         self._term_at = None
         self._dead_at = self._dead_at or time.monotonic() + SAFETY_S
         self._over |= not self._running
 
     def end_soon(self) -> None:
-        """Have all ranks ended, when they have had the time to report."""
+        """End all ranks, after they have had time to report."""
         if self._dead_at is None and self._term_at is None:
             self.failed_at = time.monotonic()
             self._term_at = self.failed_at + FAILURE_GRACE_S
 
     def run(self) -> None:
-        """Until the keeper says that nothing is left."""
+        """Watch the job until the keepers report that no process is left."""
         while not self._over:
             self._step()
             self.on_poll()
@@ -207,7 +207,7 @@ class Supervision:
         self._flush()
 
     def _step(self) -> None:
-        """Wait for one thing to happen and deal with it."""
+        """Wait for events and handle them."""
         streams = self.streams
         is_held_up = streams.is_held_up
         writing = [s.fileno() for s in streams.sinks if s.backlog]
@@ -249,7 +249,7 @@ class Supervision:
         return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
     def _flush(self) -> None:
-        """At the end, wait for the reader of our output; after an interrupt, not for long."""
+        """Wait for the reader of our output, at the end; after an interrupt, only briefly."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 64)
         while waiting := [s for s in self.streams.sinks if s.backlog]:
@@ -264,7 +264,7 @@ class Supervision:
                 sink.flush()
 
     def _learn(self, job: Job, event: dict[str, Any]) -> None:
-        """Take one piece of news from a host."""
+        """Handle one event from a host."""
         if "output" in event:
             if not self.streams.feed(event["output"], event["data"]):
                 job.refuse(*event["output"])  # so that the rank gets a broken pipe, as if it wrote there itself
@@ -301,13 +301,13 @@ class Supervision:
         sink.put(f"{self.plan.display.launcher}: {line}\n".encode())
 
     def _abandon(self, job: Job, reason: str) -> None:
-        """Nothing more is to be had from a host: what may still run there is killed."""
+        """Give up a host: kill the processes that may still run there."""
         job.kill()
         self._leave(job)
         self.on_lost(job, reason)
 
     def close(self) -> None:
-        """Give everything back; if ranks still run, this kills them."""
+        """Release everything; if ranks still run, this kills them."""
         for job in self._jobs:
             job.hang_up()
         for job in self._jobs:

@@ -1,7 +1,7 @@
 """The program of a rank of ``horovod.run``: fetches the function, calls it, and leaves the result.
 
-Function and result travel in anonymous memory that only the caller and this process have open, so nothing is left
-on disk, nothing listens, and nothing is unpickled that a stranger could have written.
+Function and result travel in anonymous memory that only the caller and this process have open: nothing is left on
+disk, nothing listens, and no data that a stranger could have written is unpickled.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Failure:
 
 
 def pack_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str]) -> bytes:
-    """Write down a call so that another process can make it.
+    """Serialize a call so that another process can make it.
 
     Args:
-        func: what to call; may be a lambda or a closure.
+        func: the function; may be a lambda or a closure.
         args: its arguments.
         kwargs: its named arguments.
-        paths: where the other process finds the caller's modules.
+        paths: folders in which the other process finds the caller's modules.
 
     Returns:
         A line of JSON with ``paths``, then the pickled call.
@@ -60,7 +60,7 @@ def pack_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], paths: l
 
 
 def unpack_result(data: bytes) -> Result | Failure | None:
-    """Read what ``main`` left; None when the rank left nothing."""
+    """Read the result that ``main`` has written; None when there is none."""
     found: Result | Failure | None = cloudpickle.loads(data) if data else None
     return found
 
@@ -91,7 +91,7 @@ def _name_of(value: Any) -> str:
 
 
 def _call(call: bytes) -> tuple[bytes, int]:
-    """Make the call; the packed result and the exit code."""
+    """Make the call; return the packed result and the exit code."""
     paths, _, pickled = call.partition(b"\n")
     sys.path[:] = [*json.loads(paths), *(p for p in sys.path if p not in json.loads(paths))]
     try:
@@ -99,14 +99,14 @@ def _call(call: bytes) -> tuple[bytes, int]:
         value = func(*args, **kwargs)
     except BaseException as error:
         failure = _failure(error)
-        # Python sets these when it prints an error; at exit the other ranks are told what ended the script.
+        # Python sets these when it prints an error; at exit we report them to the other ranks.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.stderr.write(failure.traceback)
         code = error.code if isinstance(error, SystemExit) else 1
         return bytes(cloudpickle.dumps(failure)), code if isinstance(code, int) and code else 1
     try:
         return bytes(cloudpickle.dumps(Result(value))), 0
-    except Exception as error:  # whatever the objects' own code raises
+    except Exception as error:  # pickling runs the objects' own code
         why = f"{type(error).__name__}: {error}"
         what = f"the function returned {_name_of(value)}, which cannot be sent to the caller ({why})"
         failure = Failure(f"{what}; return plain data instead, such as numbers, arrays or a state_dict", "", None)
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Under its real name, so that what is pickled here is found there.
+    # Run under the module's real name, so that the caller can find the classes that are pickled here.
     from horovod.launch import task
 
     sys.exit(task.main())

@@ -1,7 +1,7 @@
 """A job of fixed size whose ranks run in processes of another system, such as Dask, Ray or Spark.
 
-That system starts the processes, watches them, and carries function and results. This module says what each process
-must have in its environment, and tells the ranks which of them have ended.
+That system starts the processes, watches them, and carries function and results. This module makes the environment of
+each process, and tells the ranks which of them have ended.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ W = TypeVar("W")
 
 
 def in_rank_order(workers: Iterable[W], host_of: Callable[[W], str]) -> list[W]:
-    """Return the workers in the order in which they get ranks: those of one host follow each other.
+    """Return the workers in rank order: the workers of one host follow each other.
 
     Args:
-        workers: in the order of their system, which otherwise stays.
+        workers: workers in the order of their system, which is kept otherwise.
         host_of: returns the name of a worker's host.
     """
     found: dict[str, list[W]] = {}
@@ -35,22 +35,22 @@ def in_rank_order(workers: Iterable[W], host_of: Callable[[W], str]) -> list[W]:
 
 
 def first_cause(errors: Sequence[BaseException]) -> BaseException:
-    """Return the first error of a rank that did not fail because another one had gone; else the first one.
+    """Return the first error that is not the loss of another rank; else the first error.
 
     Args:
-        errors: of the ranks, at least one.
+        errors: errors of the ranks, at least one.
     """
     return next((error for error in errors if not isinstance(error, PeerLostError)), errors[0])
 
 
 def listen_addresses(interfaces: Sequence[str] = ()) -> list[str]:
-    """Return where the job service of this process listens: for other hosts, and for this one.
+    """Return the addresses at which the job service of this process listens, for other hosts and for this one.
 
     Args:
         interfaces: network interfaces to use; all when empty.
 
     Raises:
-        InitError: there is no such interface, or it has no address.
+        InitError: an interface does not exist, or has no address.
     """
     return list(dict.fromkeys([*own_addresses(interfaces), "127.0.0.1"]))
 
@@ -64,10 +64,10 @@ class WorkerJob:
         interfaces: network interfaces of this host at which the ranks find the service; all when empty.
 
     Attributes:
-        variables: what each rank must have in its environment before ``hvd.init()``, by rank.
+        variables: environment variables that each rank needs before ``hvd.init()``, by rank.
 
     Raises:
-        InitError: there is no such interface, or it has no address.
+        InitError: an interface does not exist, or has no address.
         OSError: the service cannot listen at any address.
     """
 
@@ -86,12 +86,12 @@ class WorkerJob:
         ]
 
     def ended(self, rank: int, who: str, how: str) -> None:
-        """Tell the other ranks that one has ended before its work was done; any thread, never blocks.
+        """Tell the other ranks that a rank has ended before its work was done; any thread, never blocks.
 
         Args:
-            rank: which one.
-            who: the same for messages, such as "rank 3 on worker tcp://10.0.0.1:4000".
-            how: it ended, such as "was lost".
+            rank: the ended rank.
+            who: its description for messages, such as "rank 3 on worker tcp://10.0.0.1:4000".
+            how: how it ended, such as "was lost".
         """
         self._service.ended(rank, who, how)
 

@@ -1,6 +1,6 @@
 """Lightning on Horovod's ranks: ``Trainer(strategy=HorovodStrategy())``, and the same for Fabric.
 
-Importing this module also registers the name ``"horovod"``, so ``Trainer(strategy="horovod")`` works after it.
+Importing this module also registers the name ``"horovod"``, so that ``Trainer(strategy="horovod")`` works.
 """
 
 from __future__ import annotations

@@ -43,17 +43,17 @@ class HorovodFabricStrategy(Ranks, ParallelStrategy):
         module.to(self.root_device)
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Give all ranks the module of rank 0."""
+        """Broadcast the module of rank 0 to all ranks."""
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
         self._names |= {parameter: f"{len(self._names)}.{name}" for name, parameter in module.named_parameters()}
         return module
 
     def setup_optimizer(self, optimizer: Any) -> Any:
-        """Make an optimizer a distributed one."""
+        """Make an optimizer distributed."""
         return self._distribute(optimizer, self._names)
 
     def backward(self, tensor: torch.Tensor, module: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients, and combine those of all ranks."""
+        """Compute gradients, and combine them over all ranks."""
         super().backward(tensor, module, *args, **kwargs)
         self._after_backward()
 
@@ -63,7 +63,7 @@ class HorovodFabricStrategy(Ranks, ParallelStrategy):
             return super().optimizer_step(optimizer, **kwargs)
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return a tensor combined over all ranks; other objects as they are."""
+        """Return a tensor combined over all ranks; return other objects unchanged."""
         return self._reduce(tensor, group, reduce_op)
 
 

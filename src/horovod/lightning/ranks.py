@@ -1,4 +1,4 @@
-"""Common to the strategies of Lightning and Fabric: this rank, collectives, distributed optimizers."""
+"""Shared code of the strategies for Lightning and Fabric: this rank, collectives, distributed optimizers."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _OPS = {
     "max": hvd.Max,
     "product": hvd.Product,
 }
-#: More backward passes than any script accumulates: gradients travel when they are synchronized, not before.
+#: More backward passes than any script accumulates: then only ``synchronize`` sends gradients.
 _ANY_NUMBER = 1 << 30
 
 
 class Environment(ClusterEnvironment):
-    """Ranks as Horovod numbers them; they exist before Lightning begins."""
+    """Horovod's ranks as a cluster environment; the ranks exist before Lightning starts."""
 
     def __init__(self) -> None:
         hvd.init()
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether something else than Lightning starts the processes."""
+        """Whether processes are started outside Lightning: always True."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Address of rank 0's host; Horovod's ranks know each other without it."""
+        """Unused placeholder: Horovod's ranks find each other without this address."""
         return "localhost"
 
     @property
     def main_port(self) -> int:
-        """Unused, as ``main_address``."""
+        """Unused placeholder, as ``main_address``."""
         return 0
 
     @staticmethod
     def detect() -> bool:
-        """Whether to choose this environment where the user names none."""
+        """Whether Lightning should choose this environment automatically: always False."""
         return False
 
     def world_size(self) -> int:
@@ -69,18 +69,18 @@ class Environment(ClusterEnvironment):
         """Do nothing: the launcher decides."""
 
     def local_rank(self) -> int:
-        """Return this rank's number on its host."""
+        """Return this rank's index on its host."""
         return int(hvd.local_rank())
 
     def node_rank(self) -> int:
-        """Return the number of this rank's host."""
+        """Return the index of this rank's host."""
         return int(hvd.cross_rank())
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Refuse a number of processes that the launcher did not start.
 
         Raises:
-            ValueError: it is another one.
+            ValueError: the launcher started another number of processes.
         """
         if num_devices * num_nodes not in (1, hvd.size()):
             raise ValueError(
@@ -90,7 +90,7 @@ class Environment(ClusterEnvironment):
 
 
 class Ranks:
-    """Methods of a strategy that work by Horovod's collectives; a mixin in front of Lightning's own classes.
+    """Methods of a strategy, built on Horovod's collectives; a mixin before Lightning's own classes.
 
     Attributes:
         distributed: the optimizers whose gradients are combined.
@@ -104,7 +104,7 @@ class Ranks:
         self._is_blocked = False
 
     def setup_environment(self) -> None:
-        """Prepare the device; only rank 0 logs from now on."""
+        """Prepare the device, and let only rank 0 log from now on."""
         super().setup_environment()  # type: ignore[misc]
         self.set_world_ranks()
 
@@ -118,7 +118,7 @@ class Ranks:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """The share of this rank in the data."""
+        """Sampler arguments that select this rank's share of the data."""
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def set_world_ranks(self) -> None:
@@ -126,7 +126,7 @@ class Ranks:
         rank_zero_only.rank = fabric_rank_zero_only.rank = hvd.rank()
 
     def _configure_launcher(self) -> None:
-        """Have Lightning start no process."""
+        """Do nothing, so that Lightning starts no processes."""
 
     def barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks."""
@@ -137,12 +137,12 @@ class Ranks:
         return hvd.broadcast_object(obj, src, name="lightning.broadcast")
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Return the tensors of all ranks, one after the other in a new first dimension.
+        """Return the tensors of all ranks, stacked along a new first dimension.
 
         Args:
             tensor: same shape and dtype on every rank.
             group: must be None.
-            sync_grads: whether gradients flow back to the rank that each tensor came from.
+            sync_grads: whether gradients flow back to the ranks that sent the tensors.
         """
         _no_group(group)
         gathered: torch.Tensor = hvd.allgather(tensor.unsqueeze(0), name="lightning.all_gather")
@@ -156,11 +156,11 @@ class Ranks:
         if name not in _OPS:
             raise RequestError(f"reduce_op must be one of {', '.join(_OPS)}. Received: {op!r}")
         if _OPS[name] == hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
-            tensor = tensor.to(torch.float32)  # the mean of counts need not be a whole number
+            tensor = tensor.to(torch.float32)  # the mean of integers need not be an integer
         return hvd.allreduce(tensor, op=_OPS[name], name="lightning.reduce")
 
     def _distribute(self, optimizer: Any, names: dict[torch.Tensor, str]) -> Any:
-        """The optimizer with the gradients of all ranks; its state is that of rank 0."""
+        """Return a distributed optimizer with rank 0's state."""
         known = [(names[p], p) for group in optimizer.param_groups for p in group["params"] if p in names]
         strange = sum(len(group["params"]) for group in optimizer.param_groups) > len(known)
         made = hvd.DistributedOptimizer(optimizer, named_parameters=None if strange else known)
@@ -170,7 +170,7 @@ class Ranks:
 
     @contextmanager
     def _blocked(self, passes_are_known: bool) -> Iterator[None]:
-        """Let backward passes in this context accumulate on this rank alone."""
+        """Return a context in which backward passes accumulate gradients locally."""
         for optimizer in self.distributed:
             if not passes_are_known and optimizer.backward_passes_per_step != _ANY_NUMBER:
                 optimizer.set_backward_passes_per_step(_ANY_NUMBER)
@@ -181,12 +181,12 @@ class Ranks:
             self._is_blocked = before
 
     def _combined(self, optimizer: Any) -> AbstractContextManager[None]:
-        """In which an optimizer steps with the gradients that ``_after_backward`` has combined."""
+        """Return a context in which an optimizer steps with gradients that ``_after_backward`` has combined."""
         kept: AbstractContextManager[None] = nullcontext()
         return optimizer.skip_synchronize() if optimizer in self.distributed else kept
 
     def _after_backward(self) -> None:
-        """Combine the gradients, so that what follows, such as clipping, sees those of all ranks."""
+        """Combine the gradients, so that later operations such as clipping use the combined ones."""
         if not self._is_blocked:
             for optimizer in self.distributed:
                 optimizer.synchronize()

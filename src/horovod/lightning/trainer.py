@@ -18,7 +18,7 @@ __all__ = ["HorovodStrategy"]
 
 
 class HorovodStrategy(Ranks, ParallelStrategy):
-    """Train with the ranks that ``horovodrun``, or any other launcher that Horovod knows, has started.
+    """Train with the ranks that ``horovodrun``, or another launcher known to Horovod, has started.
 
     Gradients of all optimizers are averaged while backward runs; clipping and hooks see the averages. Lightning shards
     data loaders, and saves checkpoints on rank 0, as with its own strategies.
@@ -27,7 +27,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
         accelerator: as for Lightning's own strategies.
         checkpoint_io: as for Lightning's own strategies.
         precision_plugin: as for Lightning's own strategies.
-        scale_lr: multiply the learning rates by the number of ranks, as the strategy of Lightning 1 did.
+        scale_lr: whether to multiply the learning rates by the number of ranks, as in Lightning 1's strategy.
 
     Raises:
         InitError: the ranks did not find each other.
@@ -52,7 +52,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
         self._scales_lr = scale_lr
 
     def setup(self, trainer: Any) -> None:
-        """Give all ranks the model of rank 0, and make the optimizers distributed ones."""
+        """Broadcast the model of rank 0, and make the optimizers distributed."""
         if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
             self.model = _with_synchronized_norms(self.model)
         self.distributed = []
@@ -64,7 +64,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
                     module.dist_sync_fn, module.distributed_available_fn = _gather, hvd.is_initialized
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Make the module's optimizers distributed ones."""
+        """Make the module's optimizers distributed."""
         super().setup_optimizers(trainer)
         names = {parameter: name for name, parameter in self.lightning_module.named_parameters()}
         if self._scales_lr:
@@ -95,7 +95,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Let gradients of the backward passes in this context accumulate on this rank alone."""
+        """Return a context in which backward passes accumulate gradients locally."""
         with self._blocked(passes_are_known=self.lightning_module.automatic_optimization):
             yield
 
@@ -109,7 +109,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return a tensor combined over all ranks; other objects as they are."""
+        """Return a tensor combined over all ranks; return other objects unchanged."""
         return self._reduce(tensor, group, reduce_op)
 
     def on_train_end(self) -> None:
@@ -118,7 +118,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
 
 
 def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """The tensors of all ranks, whose first dimensions may differ; for metrics that compute over all ranks."""
+    """Return the tensors of all ranks; first dimensions may differ; for metrics over all ranks."""
     rows = tensor if tensor.dim() else tensor.unsqueeze(0)
     counts = hvd.allgather(torch.tensor([len(rows)]), name="lightning.rows").tolist()
     parts = torch.split(hvd.allgather(rows, name="lightning.metric"), counts)
@@ -126,7 +126,7 @@ def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 
 
 def _with_synchronized_norms(module: torch.nn.Module) -> torch.nn.Module:
-    """Replace batch norms by those that normalise over all ranks, with their parameters and statistics."""
+    """Replace batch norms by synchronized ones with the same parameters and statistics."""
     for name, child in module.named_children():
         setattr(module, name, _with_synchronized_norms(child))
     if not isinstance(module, torch.nn.modules.batchnorm._BatchNorm) or isinstance(module, hvd.SyncBatchNorm):

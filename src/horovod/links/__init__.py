@@ -1,1 +1,1 @@
-"""A link assembles what an engine needs between ranks: channel, doorbell, peers, board and transport."""
+"""A link assembles the parts of an engine between ranks: channel, doorbell, peers, board and transport."""

@@ -1,4 +1,4 @@
-"""A rank alone: the coordinator is a function call away, and there is nobody to wait for."""
+"""The link of a rank alone: it calls the coordinator directly, and there is no other rank to wait for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Decider(Protocol):
         """Take one submission of ``rank``."""
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more."""
+        """Note that ``rank`` has left."""
 
     def take(self) -> list[LogEntry]:
         """Return the log entries since the last call."""
@@ -43,7 +43,7 @@ class LocalChannel:
     def __init__(self, coordinator: Decider, rank: int) -> None:
         self._coordinator = coordinator
         self._rank = rank
-        self._has_come = False  # submissions of which the coordinator has not been asked for the answer yet
+        self._has_come = False  # whether there are submissions whose answers were not taken yet
         self._log: collections.deque[LogEntry] = collections.deque()
 
     def declare(self, signature: int, request: Request) -> None:
@@ -56,13 +56,13 @@ class LocalChannel:
         self._has_come = True
 
     def leave(self, reason: str) -> None:
-        """Answer who waits for this rank, through the log."""
+        """Answer the ranks that wait for this one, through the log."""
         self._serve()
         self._coordinator.leave(self._rank, reason)
         self._publish()
 
     def has_news(self) -> bool:
-        """Whether ``next`` has something, or the coordinator has work."""
+        """Whether ``next`` has an entry, or the coordinator has work."""
         return self._has_come or bool(self._log)
 
     def next(self) -> LogEntry | None:
@@ -72,20 +72,20 @@ class LocalChannel:
         return self._log.popleft() if self._log else None
 
     def is_behind(self) -> bool:
-        """Return False: nobody has to read anything."""
+        """Return False: there is no reader."""
         return False
 
     def tend(self, fate: Callable[[int], str]) -> None:
-        """Publish what the coordinator decided."""
+        """Publish the coordinator's decisions."""
         self._publish()
 
     def _serve(self) -> None:
-        """Let the coordinator answer what has come."""
+        """Let the coordinator answer new submissions."""
         if self._has_come:
             self._publish()
 
     def _publish(self) -> None:
-        """Append what the coordinator decided to everybody's log."""
+        """Append the coordinator's decisions to the log."""
         self._has_come = False
         self._log.extend(self._coordinator.take())
 
@@ -97,35 +97,35 @@ class LocalDoorbell:
 
     def __init__(self) -> None:
         self._rings = 0
-        # One lock each: the thread of the engine and one that waits may sleep at the same time.
+        # One lock per sleeper: the engine's thread and a waiting thread may sleep at the same time.
         self._asleep: list[LockType] = []
 
     def heard(self) -> int:
-        """Return how often this rank was rung for; of rings at the same moment one may count."""
+        """Return how often this rank's doorbell has rung; rings at the same moment may count as one."""
         return self._rings
 
     def ring(self) -> None:
         """Wake all threads that sleep here."""
         self._rings += 1
         for lock in list(self._asleep):
-            with contextlib.suppress(RuntimeError):  # it was rung already
+            with contextlib.suppress(RuntimeError):  # another ring has released it
                 lock.release()
 
     def ring_deferred(self) -> None:
-        """Nobody was left for later."""
+        """Do nothing: no rank was left for later."""
 
     def awake(self) -> int:
-        """Return how often this rank was rung for; nobody needs to know."""
+        """Return how often this rank's doorbell has rung; there is no peer to tell."""
         return self._rings
 
     def park(self) -> None:
-        """Nobody needs to know."""
+        """Do nothing: there is no peer to tell."""
 
     def announce(self, goal: int) -> None:
-        """Nobody needs to know."""
+        """Do nothing: there is no peer to tell."""
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
-        """Sleep until somebody rings."""
+        """Sleep until the doorbell rings."""
         lock = allocate_lock()
         lock.acquire()
         self._asleep.append(lock)
@@ -145,7 +145,7 @@ def assemble(settings: Config, number: int = 1) -> Link:
 
     Args:
         settings: the settings.
-        number: counts the meetings of this job.
+        number: number of the meeting of this job.
     """
     generation = Generation([Member(os.getpid(), os.uname().nodename)], number=number)
     coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))

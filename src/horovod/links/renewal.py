@@ -1,4 +1,4 @@
-"""How a process gets its link: once in most jobs; in an elastic job again for each generation."""
+"""Makes the link of a process: once in most jobs; in an elastic job again for each generation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assemble", "connect", "renew"]
 
-#: How long the service may take to notice a loss that a meeting has failed of, and how many failures it need not know.
+#: Seconds that the service may take to notice the loss that made a meeting fail; and the limit of other failures.
 _VERDICT_S, _TRIES = 10.0, 3
 
 
@@ -30,13 +30,13 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     """Meet the other ranks, if there are any, and return this rank's link.
 
     Args:
-        world: who this process is.
+        world: the place of this process in the job.
         settings: the settings.
-        number: counts the meetings of this job that came about.
-        observer: knows of stalls.
+        number: counts the successful meetings of this job.
+        observer: detects stalls.
 
     Raises:
-        InitError: this machine cannot do it, or the ranks did not find each other.
+        InitError: this machine lacks a requirement, or the ranks did not find each other.
         PeerLostError: another rank died meanwhile.
 
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
@@ -55,12 +55,12 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     """Connect this process of an elastic job with the job service.
 
     Args:
-        world: who it is as its launcher says.
+        world: the place of this process, as its launcher says.
         settings: the settings.
         on_loss: as for ``MembershipClient``.
 
     Returns:
-        The connection, and who this process is until it has joined a generation.
+        The connection, and the place of this process until it has joined a generation.
 
     Raises:
         InitError: this is no process of an elastic job, or no service answers.
@@ -98,19 +98,19 @@ def renew(
     """Join the next generation of an elastic job.
 
     Args:
-        client: this process at the job service.
-        base: who it is: host, job and key.
+        client: the connection of this process with the job service.
+        base: the host, job and key of this process.
         settings: the settings.
         observer: watches the engine.
         progress: number of steps that it has completed.
         digest: hash of its state.
 
     Returns:
-        The world of this process in that generation, its engine, which is to be started, and its place.
+        The world of this process in that generation, its engine, which is not started yet, and its place.
 
     Raises:
         DismissedError: this process is no member any more.
-        InitError: the job is over, or this machine cannot do it.
+        InitError: the job is over, or this machine lacks a requirement.
 
     Blocks until all members of a generation have met.
     """
@@ -130,7 +130,7 @@ def renew(
             _discard(engine)
         except HorovodInternalError as error:
             _discard(engine)
-            # A loss is an ordinary event, which the service hears of, too. Of what else has gone wrong it does not.
+            # A loss is an ordinary event, which the service notices, too. It does not notice other failures.
             if client.is_superseded(place, _VERDICT_S):
                 continue
             failures += 1

@@ -33,25 +33,25 @@ _LONGEST_TEXT = 1 << 16
 
 
 class CellRunner:
-    """Carries out what the kernel asks for, until it says Stop.
+    """Executes the kernel's messages until Stop.
 
     Args:
-        socket: connected with the kernel.
-        rank: of this process.
+        socket: socket connected to the kernel.
+        rank: rank of this process.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], rank: int) -> None:
         self._socket, self._rank = socket, rank
         self._is_running = False
         self._failure: BaseException | None = None
-        # Cells may use descriptors 1 and 2 as they like.
+        # Keep copies, because cells may close or replace descriptors 1 and 2.
         self._streams = {number: os.dup(number) for number in (1, 2)}
-        module = types.ModuleType("__main__")  # pickle and multiprocessing look there
+        module = types.ModuleType("__main__")  # pickle and multiprocessing look names up there
         sys.modules["__main__"] = module
         self._names: dict[str, Any] = module.__dict__
 
     def serve(self) -> None:
-        """Blocks until Stop."""
+        """Execute messages, and block until Stop."""
         signal.signal(signal.SIGINT, self._interrupt)
         decoder: msgspec.msgpack.Decoder[messages.ToRank] = msgspec.msgpack.Decoder(messages.ToRank)
         self._socket.send(msgspec.msgpack.encode(Hello(self._rank)))
@@ -76,7 +76,7 @@ class CellRunner:
         self._failure = None
         try:
             try:
-                self._is_running = True  # from here on an interrupt counts
+                self._is_running = True  # from here on an interrupt reaches the cell
                 if isinstance(message, RunCell):
                     value = self._evaluate(message.source, message.name)
                     if message.wants_all or (self._rank == 0 and value is not None):
@@ -101,7 +101,7 @@ class CellRunner:
         return Done(message.number, b"", "", summary, trace, is_loss, submitted, in_flight)
 
     def _evaluate(self, source: str, name: str) -> Any:
-        """Run a cell; the value of the expression with which it ends, if it does."""
+        """Run a cell; return the value of its last expression, or None."""
         linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -116,7 +116,7 @@ class CellRunner:
     def _leave(self) -> None:
         try:
             if self._failure is not None:
-                raise self._failure  # so that the others learn why
+                raise self._failure  # so that the other ranks learn the cause
         except BaseException:
             process_sets.shutdown()
 
@@ -125,7 +125,7 @@ class CellRunner:
             try:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
-                pass  # the cell has closed or replaced it
+                pass  # the cell has closed or replaced the stream
         for stream, fd in self._streams.items():
             os.write(fd, messages.end_mark(number, self._rank, stream))
 
@@ -133,17 +133,17 @@ class CellRunner:
 def _packed(value: Any, most_bytes: int) -> tuple[bytes, str]:
     try:
         text = repr(value)[:_LONGEST_TEXT]
-    except Exception as error:  # whatever the object's own code raises
+    except Exception as error:  # any error of the object's own code
         text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}: {error}>"
     try:
         data = bytes(cloudpickle.dumps(value))
-    except Exception:  # the same
+    except Exception:  # any error of the object's own code
         data = b""
     return data if len(data) <= most_bytes else b"", text
 
 
 def _described(error: BaseException) -> tuple[str, str]:
-    """Type and message in one line, and the traceback without frames of this module."""
+    """Return type and message in one line, and the traceback without frames of this module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
@@ -153,7 +153,7 @@ def _described(error: BaseException) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Entry point of the process; 0 when the kernel has ended the session."""
+    """Run the process; return 0 when the kernel has ended the session."""
     endpoints = os.environ.pop(messages.CELLS_VARIABLE).split(",")
     world = detect()
     patience = Patience(config.load().start_timeout_s, lambda: None)
@@ -168,7 +168,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Under its real name, so that frames of this module are known.
+    # Import under the real name, so that frames of this module are recognized.
     from horovod.notebook import cells
 
     sys.exit(cells.main())

@@ -12,7 +12,7 @@ from horovod.notebook.session import Session
 
 __all__ = ["interactive"]
 
-#: The session that ``%%hvd`` means.
+#: The session that ``%%hvd`` uses.
 _current: list[Session] = []
 
 
@@ -28,23 +28,23 @@ def interactive(
 ) -> Session:
     """Start ranks that live between the cells of a notebook, and the cell magic ``%%hvd``, which runs a cell on them.
 
-    A session that was started before is ended. The ranks end with this process, however it ends.
+    An earlier session is ended. The ranks end with this process, even if it crashes.
 
     Args:
         np: number of ranks.
-        hosts: where, such as ``a:2,b:2``; as for ``horovod.run``.
+        hosts: hosts and slots, such as ``a:2,b:2``; as for ``horovod.run``.
         hostfile: path of a file with lines ``host slots=n``.
-        start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for other ranks; 600.
+        start_timeout: seconds for the checks of other hosts, and for ``init()`` to wait for other ranks; default 600.
         ssh_port: port of sshd on other hosts.
         ssh_identity_file: private key for ssh.
-        network_interfaces: interfaces that all hosts have, a list of names or ``"a,b"``; ranks talk over them.
-        executable: Python of the ranks, on all hosts; the caller's when omitted.
+        network_interfaces: interfaces present on all hosts, a list of names or ``"a,b"``; ranks communicate over them.
+        executable: Python interpreter of the ranks, on all hosts; the caller's when omitted.
 
     Returns:
         The session, with ``push`` and ``pull`` for variables, ``restart`` and ``close``.
 
     Raises:
-        ValueError: arguments that contradict each other.
+        ValueError: arguments contradict each other.
         LaunchError: the ranks could not be started.
 
     Blocks until all ranks are ready.
@@ -81,7 +81,7 @@ def _offer_magic() -> None:
         """Run the cell on all ranks of ``horovod.interactive``; rank 0's last value is its result."""
         if line.strip():
             raise CellError(f"%%hvd takes no arguments; received {line.strip()!r}")
-        # With a line for the magic itself, so that lines have the numbers that the notebook shows.
+        # Add a line for the magic itself, so that line numbers match the notebook's.
         return _current[-1].execute(f"\n{cell}", f"In[{shell.displayhook.prompt_count}]")
 
     shell.register_magic_function(hvd, "cell", "hvd")

@@ -3,8 +3,8 @@
     kernel to rank   RunCell, Push, Meet: answered by Done    LeaveRanks    Stop
     rank to kernel   Hello    Done
 
-A rank ends the output of each cell with ``end_mark`` on its standard output and error, so that the kernel knows, on
-whatever way output comes, when it has all of it.
+A rank writes ``end_mark`` to its standard output and error after each cell. So the kernel knows that it has all
+output of the cell, independent of the transport of the output.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class RunCell(msgspec.Struct, tag="run", array_like=True, frozen=True):
     """Runs code in the ranks' namespace.
 
     Attributes:
-        number: of the message.
+        number: number of the message.
         source: the code.
-        name: what tracebacks call it.
-        wants_all: whether every rank's value is wanted, rather than rank 0's.
-        most_bytes: a larger value is sent as text only.
+        name: name of the code in tracebacks.
+        wants_all: whether to return every rank's value, instead of only rank 0's.
+        most_bytes: maximum size of a pickled value; a larger value is sent only as text.
     """
 
     number: int
@@ -69,13 +69,13 @@ class Push(msgspec.Struct, tag="push", array_like=True, frozen=True):
 
 
 class Meet(msgspec.Struct, tag="meet", array_like=True, frozen=True):
-    """Leaves the other ranks, and meets them again."""
+    """Leaves the job, and joins the other ranks in a new rendezvous."""
 
     number: int
 
 
 class LeaveRanks(msgspec.Struct, tag="leave", array_like=True, frozen=True):
-    """Leaves the other ranks after a failure, so that those which wait for this one get a ``PeerLostError``."""
+    """Leaves the job after a failure, so that ranks that wait for this one get a ``PeerLostError``."""
 
 
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
@@ -89,17 +89,17 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
-    """A message was carried out.
+    """Reply after the execution of a message.
 
     Attributes:
-        number: of the message.
-        value: of the last expression, pickled; empty when there is none, or it cannot be sent.
-        text: the same as ``repr`` shows it.
-        error: type and message of an exception in one line; empty when all went well.
-        traceback: of that exception.
-        is_loss: whether it says that another rank is lost.
-        submitted: how many operations this rank has submitted; -1 without ``hvd.init()``.
-        in_flight: how many of them are not done.
+        number: number of the message.
+        value: pickled value of the last expression; empty if there is none, or it cannot be sent.
+        text: ``repr`` of the value.
+        error: type and message of an exception in one line; empty on success.
+        traceback: traceback of that exception.
+        is_loss: whether the exception reports the loss of another rank.
+        submitted: number of operations that this rank has submitted; -1 without ``hvd.init()``.
+        in_flight: number of submitted operations that are not done.
     """
 
     number: int
@@ -117,11 +117,11 @@ FromRank = Hello | Done
 
 
 def end_mark(number: int, rank: int, stream: int) -> bytes:
-    """Return what ends the output of one message.
+    """Return the byte sequence that marks the end of the output of one message.
 
     Args:
-        number: of the message.
-        rank: whose output it is.
+        number: number of the message.
+        rank: rank that wrote the output.
         stream: 1 for standard output, 2 for standard error.
     """
     return b"\0hvd %d %d %d\0\n" % (number, rank, stream)

@@ -1,4 +1,4 @@
-"""The ranks of a notebook's session as its kernel sees them: a thread supervises them, and gathers their output."""
+"""The ranks of a notebook's session in its kernel: a thread supervises them, and gathers their output."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FULL = 1 << 20
 
 
 class GatheredOutput:
-    """Output of the ranks on its way from the thread that reads it to the one that runs a cell.
+    """Passes output of the ranks from the reading thread to the thread that runs a cell.
 
     Attributes:
-        news: a descriptor that is readable when something has come.
+        news: a descriptor that is readable when output has arrived.
         sinks: for standard output and error of the ranks.
         ended: number, rank and stream of each message whose output has ended.
-        on_room: called when ranks that had to wait may go on.
+        on_room: called when there is room for output of waiting ranks.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class GatheredOutput:
         self.on_room: Callable[[], None] = lambda: None
 
     def put(self, stream: int, data: bytes) -> None:
-        """Take output of stream 0 or 1, in the thread that reads it."""
+        """Store output of stream 0 or 1; called by the reading thread."""
         self._pieces.append((stream, data))
         self.nbytes += len(data)
         self.ring()
@@ -56,7 +56,7 @@ class GatheredOutput:
             os.eventfd_write(self.news, 1)
 
     def show(self) -> None:
-        """Print what has come, where prints of this thread go."""
+        """Print the gathered output to this thread's standard streams."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.news)
         was_full, last = self.nbytes > _FULL, None
@@ -65,7 +65,7 @@ class GatheredOutput:
             self.nbytes -= len(data)
             target = sys.stderr if stream else sys.stdout
             if last not in (None, target):
-                last.flush()  # so that a notebook keeps their order
+                last.flush()  # so that a notebook keeps the order of the streams
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed
                 target.write(self._decoders[stream].decode(data))
             last = target
@@ -75,7 +75,7 @@ class GatheredOutput:
             self.on_room()
 
     def close(self) -> None:
-        """Give back what the system has lent."""
+        """Close the descriptors."""
         os.close(self.news)
 
 
@@ -83,7 +83,7 @@ class _GatheringSink(OutputSink):
     def __init__(self, output: GatheredOutput, stream: int) -> None:
         super().__init__()
         self._output, self._stream = output, stream
-        self._is_at_start = True  # of a line
+        self._is_at_start = True  # whether at the start of a line
 
     def put(self, data: bytes) -> None:
         ended = [tuple(int(word) for word in found.groups()[1:]) for found in END_MARK.finditer(data)]
@@ -102,13 +102,13 @@ class _GatheringSink(OutputSink):
 
 
 class SupervisedRanks(FixedJob):
-    """Supervises ranks in a thread. Only the methods below may be called from others.
+    """Supervises ranks in a thread. Other threads may call only the methods below.
 
     Args:
-        plan: what to start.
-        output: takes what they print.
+        plan: the processes to start.
+        output: receives the output of the ranks.
         jobs: the ranks of each host, in rank order.
-        on_end: is told when a rank has ended: its number, the same in words, and how.
+        on_end: called when a rank has ended, with its number, its name and the cause.
     """
 
     def __init__(
@@ -118,37 +118,37 @@ class SupervisedRanks(FixedJob):
         self._output = output
         output.on_room = self.look
         self._wanted: collections.deque[bytes] = collections.deque()
-        self._guard = threading.Lock()  # of the descriptor that wakes the thread
+        self._guard = threading.Lock()  # protects the descriptor that wakes the thread
         self._is_stopping = self._is_closed = False
         self._error = ""
         self.thread = threading.Thread(target=self._watch, name="horovod-notebook", daemon=True)
 
     def order(self, order: bytes) -> None:
-        """Have all ranks interrupted (``I``), or ended (``T``, ``K``); never blocks."""
+        """Interrupt (``I``) or end (``T``, ``K``) all ranks; never blocks."""
         self._wanted.append(order)
         self.look()
 
     def look(self) -> None:
-        """Have the thread look at everything again; never blocks."""
+        """Wake the thread to check everything again; never blocks."""
         with self._guard:
             if not self._is_closed:
                 self.wake()
 
     def stopping(self) -> None:
-        """Expect that the ranks end by themselves."""
+        """Record that the ranks are expected to end by themselves."""
         self._is_stopping = True
 
     @property
     def is_alive(self) -> bool:
-        """Whether all ranks run, as far as that is known."""
+        """Whether no rank is known to have ended."""
         outcome = self.outcome
         return self.thread.is_alive() and not (self._error or outcome.exits or outcome.lost or outcome.error)
 
     def why(self) -> str:
-        """Return why the ranks have ended, in several lines; blocks until all of them have."""
+        """Return the reasons for the end of the ranks, in several lines; blocks until all have ended."""
         while self.thread.is_alive():
             self.thread.join(0.1)
-            self._output.show()  # a rank that waits for a reader would not end
+            self._output.show()  # a rank that waits for a reader of its output would not end
         exits = self.outcome.exits
         lines = [self._error] if self._error else report(self.plan, self.outcome)
         well = [e.rank for e in exits if e.status == 0]
@@ -156,7 +156,7 @@ class SupervisedRanks(FixedJob):
 
     def run(self) -> None:
         super().run()
-        self.outcome.tails.clear()  # they stand under a cell already
+        self.outcome.tails.clear()  # a cell has already shown them
 
     def on_exit(self, ended: Exit) -> None:
         super().on_exit(ended)

@@ -1,4 +1,4 @@
-"""The kernel's end of a notebook's session: starts ranks, has them run cells, and says what became of each."""
+"""The kernel's side of a notebook's session: starts ranks, makes them run cells, and reports the results."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from horovod.rendezvous.service import listen
 
 __all__ = ["Session"]
 
-#: How long ranks on which a cell failed leave the others the time to fail, too, before these are told.
+#: Seconds to wait, after a cell failed on some ranks, for the others to fail, too, before notifying these.
 _SAME_S = 0.5
-#: How long the end of the output may take after all ranks have answered: a cell can close the streams.
+#: Seconds to wait for the end of output after all ranks have answered: a cell may close the streams.
 _OUTPUT_S, _STOP_S, _LOOK_MS = 5.0, 5.0, 100
 _MOST_SHOWN = 64 << 20
 _Reply = dict[int, Done]
@@ -48,11 +48,11 @@ class _Interrupted(KeyboardInterrupt):
     _render_traceback_ = CellError._render_traceback_
 
 
-_Interrupted.__name__ = "KeyboardInterrupt"  # as notebooks show it
+_Interrupted.__name__ = "KeyboardInterrupt"  # the name that notebooks show
 
 
 class _Text:
-    """A value of a rank that cannot come here: only what it looks like."""
+    """Placeholder with the ``repr`` of a rank's value that cannot be sent."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -62,14 +62,14 @@ class _Text:
 
 
 class Session:
-    """Ranks that wait for cells. ``interactive`` makes it.
+    """Ranks that wait for cells; ``interactive`` creates it.
 
     Args:
         np: number of ranks.
         chosen: returns the hosts.
-        python: Python of the ranks, on all hosts.
-        access: how other hosts are reached.
-        settings: variables that arguments set.
+        python: Python interpreter of the ranks, on all hosts.
+        access: settings for access to other hosts.
+        settings: environment variables set by arguments.
     """
 
     def __init__(self, np: int, chosen: Callable[[], Any], python: str, access: Access, settings: dict[str, str]):
@@ -91,7 +91,7 @@ class Session:
             is_far = not all(place.is_here for place in chosen.places)
             settings = {**self._settings, **(interface_settings(access.interfaces) if is_far else {})}
             if os.environ.get("MPLBACKEND", "").startswith("module://"):
-                settings["MPLBACKEND"] = "agg"  # the kernel's own draws under its cells
+                settings["MPLBACKEND"] = "agg"  # the kernel's own backend draws under its cells
             request = new_request(chosen.num_proc, self._python, settings, program=messages.PROGRAM)
             key = purpose_key(bytes.fromhex(request.key), messages.CELLS)
             self._socket = curve.server_socket(self._zmq, key, max_bytes=messages.MOST_BYTES)
@@ -124,19 +124,19 @@ class Session:
         return self._end is None and self._ranks.is_alive
 
     def execute(self, source: str, name: str = "<cell>") -> Any:
-        """Run code on all ranks; what they print appears here meanwhile.
+        """Run code on all ranks, and print their output here meanwhile.
 
         Args:
             source: the code.
-            name: what tracebacks call it.
+            name: name of the code in tracebacks.
 
         Returns:
-            The value of the expression with which it ends, on rank 0; None if it does not end with one.
+            The value of the last expression on rank 0; None if the code does not end with an expression.
 
         Raises:
-            CellError: it failed on a rank, whose traceback the message has; or the ranks have ended.
-            KeyboardInterrupt: Ctrl-C, which was passed on to the ranks; they go on.
-            SyntaxError: it is no Python.
+            CellError: the code failed on a rank (the message has its traceback), or the ranks have ended.
+            KeyboardInterrupt: Ctrl-C; it was passed on to the ranks, which stay alive.
+            SyntaxError: the code is no Python.
 
         Blocks until all ranks have run it.
         """
@@ -148,16 +148,16 @@ class Session:
 
         Args:
             variables: values by name.
-            **more: the same.
+            **more: more values by name.
 
         Raises:
-            ValueError: they cannot be sent.
-            CellError: a rank cannot read them; or the ranks have ended.
+            ValueError: a value cannot be pickled.
+            CellError: a rank cannot unpickle them; or the ranks have ended.
         """
         names = {**(variables or {}), **more}
         try:
             data = bytes(cloudpickle.dumps(names))
-        except Exception as error:  # whatever the objects' own code raises
+        except Exception as error:  # any error of the objects' own code
             raise ValueError(f"cannot send {', '.join(names)} to other processes: {error}") from error
         if len(data) > messages.MOST_BYTES - (1 << 20):
             raise ValueError(
@@ -172,8 +172,8 @@ class Session:
             expression: such as ``"loss"`` or ``"model.state_dict()"``.
 
         Raises:
-            CellError: it failed on a rank; a value cannot be sent; or the ranks have ended.
-            SyntaxError: it is no expression.
+            CellError: the expression failed on a rank; a value cannot be sent; or the ranks have ended.
+            SyntaxError: ``expression`` is no expression.
         """
         ast.parse(expression.strip(), mode="eval")
         most = messages.MOST_BYTES - (1 << 20)
@@ -212,7 +212,7 @@ class Session:
             self._socket.send_multipart([self._peers[rank], data])
 
     def _ask(self, make: Callable[[int], RunCell | Push | Meet]) -> _Reply:
-        """Have a message carried out by all ranks; return their replies."""
+        """Make all ranks execute a message; return their replies."""
         if not self._turn.acquire(blocking=False):
             raise CellError("the ranks are still busy with another call, of another thread")
         try:
@@ -235,7 +235,7 @@ class Session:
         return replies
 
     def _gather(self, number: int) -> tuple[_Reply, set[int]]:
-        """Wait for all ranks; return their replies, and who had to leave the others. Number 0 waits for their Hello."""
+        """Wait for all ranks; return replies, and ranks that had to leave the job. Number 0 waits for their Hello."""
         replies: _Reply = {}
         left: set[int] = set()
         seen, failed_at, complete_at = self._interrupts, 0.0, 0.0
@@ -283,7 +283,7 @@ class Session:
         self._output.ring()
 
     def _realign(self, replies: _Reply, left: set[int]) -> str:
-        """After a failure, have ranks that have not called the same collectives meet again; say so."""
+        """Make ranks rendezvous again if their collectives differ after a failure; return a note about it."""
         found = list(replies.values())
         states = {done.submitted for done in found}
         is_aligned = len(states) == 1 and not left and not any(done.in_flight or done.is_loss for done in found)
@@ -319,7 +319,7 @@ class Session:
                 if done.value:
                     values.append(pickle.loads(done.value))
                     continue
-            except Exception as error:  # whatever the objects' own code raises
+            except Exception as error:  # any error of the objects' own code
                 why = f"{type(error).__name__}: {error}"
             if not is_shown:
                 raise CellError(f"cannot have the value of rank {rank}: {why}. It is {done.text[:200]}")
@@ -328,7 +328,7 @@ class Session:
 
 
 def _report(what: str, failed: Mapping[int, Done], size: int) -> str:
-    """Say which ranks failed: each traceback once, those of the cause first."""
+    """Return a report of the failed ranks: each traceback once, causes first."""
     causes: dict[tuple[str, str], list[int]] = {}
     others: dict[tuple[str, str], list[int]] = {}
     has_cause = any(not done.is_loss for done in failed.values())

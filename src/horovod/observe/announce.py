@@ -21,7 +21,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def started(config: Config, job: str, link: Link) -> None:
-    """Say who takes part, where, and how: rank 0 for all, each rank for itself.
+    """Log the ranks, their hosts and the settings: rank 0 for all, each rank for itself.
 
     Args:
         config: the settings.
@@ -52,7 +52,7 @@ def started(config: Config, job: str, link: Link) -> None:
 
 
 def ended(stats: Stats) -> None:
-    """Say what this rank has done."""
+    """Log the totals of this rank."""
     if not stats.operations:
         return
     logger.debug(
@@ -62,7 +62,7 @@ def ended(stats: Stats) -> None:
 
 
 def _libraries() -> str:
-    """The frameworks that are loaded; none is loaded for this."""
+    """Return the frameworks that are loaded; this loads none."""
     loaded = [(name, sys.modules.get(name)) for name in _LIBRARIES]
     return ", ".join(f"{name} {getattr(module, '__version__', '')}" for name, module in loaded if module is not None)
 

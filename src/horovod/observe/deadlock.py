@@ -1,10 +1,10 @@
 """Proves that ranks wait for each other for ever, so that the job can end at once.
 
-The proof takes three steps. *Nothing moves*: what is pending, and how far the log is, has not changed for a while.
-*Everybody says so*: the ranks in question are asked, and each answers, after that, that all of its threads that could
-submit something wait for operations, and how many it has in flight. *It fits*: the coordinator, unchanged since before
+The proof takes three steps. *Nothing moves*: pending operations and the position in the log have not changed for a
+while. *All ranks confirm*: each rank in question is asked, and answers after that: all of its threads that could submit
+operations wait for operations, and it has this number in flight. *It fits*: the coordinator, unchanged since before
 it asked, knows exactly those. Then the first one to complete would need a submission of a rank that cannot submit, so
-none completes; ``horovod.core.stall.deadlocked`` says which ranks belong to it while others are free.
+none completes; ``horovod.core.stall.deadlocked`` finds the stuck ranks while others are free.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from horovod.observe.status import StatusReports
 __all__ = ["DeadlockWatch"]
 
 _INDENT = "    "
-#: Stacks of so many ranks, with so many lines each, are shown.
+#: Number of ranks whose stacks are shown, and number of lines of each.
 _MOST_STACKS, _STACK_LINES = 4, 6
 
 
@@ -31,7 +31,7 @@ class DeadlockWatch:
 
     Args:
         reports: asks the ranks.
-        after_s: for how long nothing must have moved; 0 to look for nothing.
+        after_s: seconds without a change before the proof begins; 0 switches the watch off.
     """
 
     def __init__(self, reports: StatusReports, after_s: float) -> None:
@@ -47,15 +47,15 @@ class DeadlockWatch:
         return bool(self._asked)
 
     def inspect(self, coordinator: Coordinator, position: int, clock_s: float) -> list[str]:
-        """Go on with the proof.
+        """Continue the proof.
 
         Args:
-            coordinator: what is pending, and who has joined.
-            position: how far its rank is in the log; everything that the coordinator has decided is executed.
-            clock_s: the time.
+            coordinator: knows the pending operations and the joined ranks.
+            position: its rank's position in the log; everything that the coordinator has decided is executed.
+            clock_s: the time, in seconds.
 
         Returns:
-            The report in lines, or nothing as long as there is no proof.
+            The report in lines; none as long as there is no proof.
         """
         if not self._after_s:
             return []
@@ -105,7 +105,7 @@ class DeadlockWatch:
 
 
 def _join(coordinator: Coordinator) -> Iterator[Waiting]:
-    """The wait of those who have joined, which the coordinator does not count among the pending operations."""
+    """Yield the wait of the joined ranks, which the coordinator does not count among the pending operations."""
     if coordinator.joined:
         present = sorted(coordinator.joined)
         missing = [rank for rank in range(coordinator.size) if rank not in present]
@@ -113,24 +113,24 @@ def _join(coordinator: Coordinator) -> Iterator[Waiting]:
 
 
 def _suspects(waiting: Sequence[Waiting]) -> list[int]:
-    """The ranks that may be stuck, if they wait for anything that they have submitted."""
+    """Return the ranks that may be stuck, if they wait for any of their submitted operations."""
     own: dict[int, list[Waiting]] = {}
     for item in waiting:
         for rank in item.present:
             own.setdefault(rank, []).append(item)
-    # Whichever of them its threads wait for: that one must be stuck, so at least one is.
+    # We do not know for which of them its threads wait: at least one of them must be stuck.
     return deadlocked({rank: [{m for item in items for m in item.missing}] for rank, items in own.items()})
 
 
 def _waits(rank: int, answer: RankStatus, waiting: Sequence[Waiting]) -> list[Waiting]:
-    """Return the operations that all threads of a rank wait for; nothing if one of them need not be stuck."""
+    """Return the operations that all threads of a rank wait for; none if one thread may not be stuck."""
     blocked = [answer.blocked] if answer.blocked is not None else []
     known = [item for item in waiting if rank in item.present]
     if answer.free or answer.failure or not blocked or answer.in_flight != len(known):
         return []
     found: list[Waiting] = []
     for one in (*blocked, *answer.others):
-        # Requests without a name cannot be told apart: report only if each candidate would be stuck.
+        # Unnamed requests cannot be told apart: report only if each candidate would be stuck.
         same = [item for item in known if _same(item.request, one.request) and item.missing]
         if not same or one.executing:
             return []

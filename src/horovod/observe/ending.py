@@ -1,4 +1,4 @@
-"""How this rank's script ends: the reason that ranks get which still wait for it."""
+"""How this rank's script ends: the reason that is sent to ranks that still wait for it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Ending:
     """The reason why this rank's script ends, as far as it is known.
 
     Attributes:
-        exception: what ends it, such as "ended with ValueError: bad batch at train.py:7"; empty for none.
+        exception: its end by an exception, such as "ended with ValueError: bad batch at train.py:7"; or empty.
     """
 
     def __init__(self) -> None:
         self.exception = ""
 
     def note(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Remember an exception that ends the script; not the end of another rank, which these know themselves."""
+        """Remember an exception that ends the script; not a PeerLostError: the other ranks know that cause already."""
         if isinstance(error, PeerLostError):
             return
         own = without_plumbing(trace)
@@ -39,7 +39,7 @@ class Ending:
         self.exception = printable(f"ended with {kind}: {error}{place}" if str(error) else f"ended with {kind}{place}")
 
     def note_last(self) -> None:
-        """Remember the exception that somebody else has caught and printed as Python does, such as horovod.run."""
+        """Remember the exception that a caller such as horovod.run has caught and printed as Python does."""
         error = getattr(sys, "last_value", None)
         if error is not None and not self.exception:
             self.note(error, error.__traceback__)
@@ -48,9 +48,9 @@ class Ending:
         """Return why this rank leaves now.
 
         Args:
-            who: this rank.
+            who: description of this rank.
             ring: the records of its operations.
-            is_call: whether ``shutdown()`` was called, so that the user's line is that of the call.
+            is_call: whether ``shutdown()`` was called; then the place of the call is named.
         """
         current = sys.exc_info()[1]
         if is_call and current is not None and not self.exception:

@@ -1,4 +1,4 @@
-"""Sees what ends the script, or one of its threads, before Python prints it."""
+"""Observes exceptions that end the script, or one of its threads, before Python prints them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ErrorHooks:
         self._noted: BaseException | None = None
 
     def install(self) -> None:
-        """Go before a hook that the script has set meanwhile."""
+        """Put our hooks before hooks that the script has set meanwhile."""
         if sys.excepthook is not self._hook:
             self._hook = sys.excepthook = functools.partial(self._show, sys.excepthook)
         if threading.excepthook is not self._thread_hook:
@@ -48,7 +48,7 @@ class ErrorHooks:
 
 
 def _show_in_thread(next_hook: Callable[..., Any], ended: threading.ExceptHookArgs) -> None:
-    """Show what ends a thread of the script without the inside of this package; the script goes on."""
+    """Show the exception that ends a thread of the script, without frames of this package; the script goes on."""
     if (error := ended.exc_value) is not None:
         tracebacks.shorten(error.with_traceback(ended.exc_traceback))
         ended = threading.ExceptHookArgs((ended.exc_type, error, error.__traceback__, ended.thread))

@@ -1,8 +1,8 @@
-"""Ranks that have joined wait for the others as long as these take: but not for one that cannot go on.
+"""Joined ranks wait for the others as long as these need; but not for a rank that cannot go on.
 
-How long the others still have to do is theirs to know. So what counts is since when nobody has submitted anything, and
-then whether those who are waited for answer a question. One that is stopped, or whose engine cannot run, has stalled;
-one that answers computes, and is only reported after a while of patience, in case that it does not.
+Only the other ranks know how long they still need. So the watch measures the time since the last submission, and then
+whether the missing ranks answer a question. A rank that is stopped, or whose engine cannot run, has stalled; a
+rank that answers is computing, and is reported only after a longer time, in case it never joins.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from horovod.phrases import list_ranks
 
 __all__ = ["JoinWatch"]
 
-#: How much longer than others a rank that answers may take until it is reported.
+#: Factor by which a rank that answers may take longer than others until it is reported.
 _PATIENCE = 20
 
 
 class JoinWatch:
-    """Keeps the time of those who have joined, on the coordinator's rank; never blocks.
+    """Measures how long joined ranks wait, on the coordinator's rank; never blocks.
 
     Args:
         reports: asks the other ranks.
-        warn_s: after how long to report; 0 is never.
-        limit_s: after how long to end the job; 0 is never.
+        warn_s: seconds until a report; 0 is never.
+        limit_s: seconds until the end of the job; 0 is never.
     """
 
     def __init__(self, reports: StatusReports, warn_s: float, limit_s: float) -> None:
@@ -44,15 +44,15 @@ class JoinWatch:
         return bool(self._asked)
 
     def inspect(self, coordinator: Coordinator, position: int, clock_s: float) -> tuple[list[str], bool]:
-        """Look whether those who have joined wait in vain.
+        """Check whether the joined ranks wait for a rank that cannot come.
 
         Args:
-            coordinator: who has joined, and what is pending.
-            position: how far its rank is in the log.
-            clock_s: the time.
+            coordinator: knows the joined ranks and the pending operations.
+            position: its rank's position in the log.
+            clock_s: the time, in seconds.
 
         Returns:
-            A report in lines, or nothing; and whether the job must end.
+            A report in lines, or none; and whether the job must end.
         """
         if not coordinator.joined or not self._first_s:
             self._state, self._asked = None, []
@@ -64,7 +64,7 @@ class JoinWatch:
         quiet_s = clock_s - self._since_s
         is_over = 0 < self._limit_s <= quiet_s
         if not self._asked:
-            # At the limit, ask once more: who is stopped may have gone on.
+            # At the limit, ask once more: a rank that was stopped may have gone on.
             if clock_s < self._next_s and not is_over:
                 return [], False
             self._asked = [rank for rank in range(coordinator.size) if rank not in coordinator.joined]

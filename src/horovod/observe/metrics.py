@@ -1,4 +1,4 @@
-"""Exports the numbers of this rank while the job runs: into a file again and again, or at a port that answers GET."""
+"""Exports the metrics of this rank while the job runs: to a file periodically, or at a port that answers GET."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from horovod.observe.openmetrics import CONTENT_TYPE
 
 __all__ = ["MetricsExport", "file_of"]
 
-#: Connections at once, and how long one may take; others are closed.
+#: Largest number of connections at once, and time limit of one, in seconds; others are closed.
 _MOST, _SECONDS, _LOOK_S = 8, 10.0, 0.2
 
 
 class MetricsExport:
-    """Exports as the settings say, from now until ``close``.
+    """Exports metrics according to the settings, from now until ``close``.
 
     Args:
         config: the settings.
-        rank: of this process.
-        local_rank: of this process.
+        rank: rank of this process.
+        local_rank: local rank of this process.
         size: number of ranks.
-        text: returns an exposition.
+        text: returns an exposition of the metrics.
 
     Raises:
         InitError: the file cannot be written, or the port is taken.
@@ -82,7 +82,7 @@ class MetricsExport:
                 return
 
     def close(self) -> None:
-        """Write the file for the last time, and stop listening; does nothing when done before."""
+        """Write the file for the last time, and stop listening; a second call does nothing."""
         if self._is_over.is_set():
             return
         self._is_over.set()
@@ -101,14 +101,14 @@ def file_of(name: str, rank: int) -> Path:
 
     Args:
         name: value of HOROVOD_METRICS_FILENAME.
-        rank: whose file.
+        rank: rank whose file it is.
     """
     path = Path(name)
     return path.with_name(f"{path.stem}.{rank}{path.suffix}")
 
 
 def _forget_lost(path: Path, size: int) -> None:
-    """Remove files of ranks that the job has not, or no more: a collector would show them for ever."""
+    """Remove files of ranks that the job does not have, or not any more: a collector would show them for ever."""
     for other in path.parent.glob(f"{path.stem}.*{path.suffix}"):
         number = other.name[len(path.stem) + 1 : len(other.name) - len(path.suffix)]
         if number.isdigit() and int(number) >= size:
@@ -152,7 +152,7 @@ class _Server(socketserver.ThreadingTCPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that has gone is no news
+        pass  # the end of a client is no error
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

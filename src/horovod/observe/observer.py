@@ -1,6 +1,6 @@
 """Watches an engine: stall reports, the flight recorder, the timeline, answers to other ranks' questions.
 
-The engine tells the observer what happens, and asks it now and then whether all is well.
+The engine reports events to the observer, and asks it now and then to look for stalls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class JobObserver:
         self._metrics: MetricsExport | None = None
 
     def begin(self, subject: Subject) -> None:
-        """Take note of whom to observe."""
+        """Take the engine to observe."""
         link, config = subject.link, self._config
         generation, board, peers = link.generation, link.board, link.peers
         rank, size = link.rank, generation.size
@@ -92,15 +92,15 @@ class JobObserver:
             self._stalls = StallWatch(config, rank, size, reports, self._recorder.after_failure)
 
     def start(self) -> None:
-        """Say who takes part, and listen to SIGUSR1."""
+        """Log the start of the job, and listen to SIGUSR1."""
         announce.started(self._config, self._job, self._subject.link)
         self._trigger.set()
 
     def record(self, before: JobObserver | None, number: int) -> None:
-        """Begin the recording that HOROVOD_TIMELINE names, or go on with that of an earlier generation of the job.
+        """Begin the recording that HOROVOD_TIMELINE names, or continue that of an earlier generation of the job.
 
         Args:
-            before: observer of the generation before, in an elastic job.
+            before: observer of the previous generation, in an elastic job.
             number: counts the times that the ranks of the job have met.
 
         Raises:
@@ -108,7 +108,7 @@ class JobObserver:
         """
         self._metrics = self._export()
         name = self._config.timeline
-        # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
+        # Horovod's value DYNAMIC announces a call of start_timeline(). Here it may always be called.
         of_job = (Path(name), self._config.timeline_mark_cycles) if name and name.upper() != "DYNAMIC" else None
         wanted = of_job if before is None else before.tracer.wanted
         try:
@@ -124,7 +124,7 @@ class JobObserver:
         config = self._config
         if not (config.metrics_filename or config.metrics_port):
             return None
-        from horovod.observe.metrics import MetricsExport  # which loads an HTTP server
+        from horovod.observe.metrics import MetricsExport  # loads an HTTP server
         from horovod.observe.openmetrics import render
 
         subject, link = self._subject, self._subject.link
@@ -137,11 +137,11 @@ class JobObserver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ``tick`` should come again soon."""
+        """Whether ``tick`` should be called again soon."""
         return self._stalls is not None and self._stalls.is_busy
 
     def attend(self) -> None:
-        """Answer other ranks' questions, if there are any."""
+        """Answer questions of other ranks, if there are any."""
         if self._queries is not None:
             self._queries.attend()
 
@@ -149,7 +149,7 @@ class JobObserver:
         """Look for stalls.
 
         Raises:
-            StallError: something has waited for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+            StallError: an operation has waited for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
         self.attend()
         if self._stalls is None or not (self._stalls.is_busy or self._pace.is_due()):
@@ -172,28 +172,28 @@ class JobObserver:
             self._stalls.check_execution(rank, waited_s, request, sequence)
 
     def failed(self, failure: HorovodInternalError) -> None:
-        """Note in a dump why this rank fails."""
+        """Write a dump with the reason why this rank fails."""
         self._recorder.after_failure(type(failure).__name__)
 
     def script_failed(self, text: str) -> None:
-        """Note that an exception ends this rank's script; ``text`` is its traceback."""
+        """Write a dump when an exception ends this rank's script; ``text`` is its traceback."""
         if self._subject.failure is None:
             self._recorder.after_failure(SCRIPT_ENDED, text.rstrip("\n"))
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening to signals, and stop the export of metrics."""
         self._trigger.unset()
         if self._metrics is not None:
             self._metrics.close()
 
     def conclude(self) -> None:
-        """Say what was done, and complete the timeline."""
+        """Log the totals of this rank, and complete the timeline."""
         if logger.isEnabledFor(logging.DEBUG):
             announce.ended(self._subject.stats())
         self.tracer.close()
 
     def close(self) -> None:
-        """Let go of the board."""
+        """Release the board."""
         self._queries = self._stalls = None
 
     def _describe(self) -> RankStatus:
@@ -223,14 +223,14 @@ class JobObserver:
         if wanted & Query.TRACE:
             self.tracer.follow()
         if wanted & Query.DUMP:
-            # horovodrun signals every rank, and each asks all others.
+            # horovodrun signals every rank, and each rank asks all others: one dump is enough.
             if now() - self._signalled_ns > _FRESH_NS:
                 self._recorder.as_asked(f"rank {asker} asked for it")
         elif wanted & Query.DUMP_IF_SET and self._subject.failure is None:
             self._recorder.after_failure(f"rank {asker} reported a stall")
 
     def _dump_everywhere(self) -> None:
-        """Runs in a signal handler: takes no lock, and prints past every buffer."""
+        """Write a dump, ask others for theirs. Runs in a signal handler: takes no lock, bypasses output buffers."""
         path = self._recorder.as_asked("SIGUSR1")
         self._signalled_ns = now()
         if path is not None:

@@ -15,11 +15,11 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def render(stats: Stats, labels: Mapping[str, str], size: int) -> str:
-    """Return one exposition.
+    """Return one exposition of the metrics.
 
     Args:
         stats: the numbers.
-        labels: of every sample.
+        labels: labels of every sample.
         size: number of ranks.
     """
     kinds = stats.kinds.items()

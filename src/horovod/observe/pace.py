@@ -1,4 +1,4 @@
-"""How often to look at something that takes the longer the more there is of it."""
+"""How often to inspect something, if the time for an inspection grows with its size."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import time
 
 __all__ = ["Pace"]
 
-#: The largest share of time that looking may take, and the longest pause between two looks.
+#: The largest share of time for inspections, and the longest pause between two, in seconds.
 _SHARE, _MOST_S = 1 / 16, 2.0
 
 
 class Pace:
-    """Keeps what is done again and again, inside of ``with pace``, to a small share of a thread's time."""
+    """Limits repeated work inside of ``with pace`` to a small share of a thread's time."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
         self._began_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether enough time has passed for the next look."""
+        """Whether enough time has passed for the next inspection."""
         return time.monotonic() >= self._due_s
 
     def __enter__(self) -> None:

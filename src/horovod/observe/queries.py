@@ -1,7 +1,7 @@
-"""Ask another rank what it is doing, and answer when asked.
+"""Ask another rank for its status, and answer when asked.
 
 The thread of the rank that has the turn gives the answer, as a rule the background thread: the
-rank's main thread need not do anything. A rank that is alive and gives none has an engine that cannot run.
+rank's main thread need not do anything. A rank that lives but does not answer has an engine that cannot run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from horovod.observe import stacks
 
 __all__ = ["PATIENCE_S", "Blocked", "Queries", "RankStatus"]
 
-#: How long to wait for an answer.
+#: Time to wait for an answer, in seconds.
 PATIENCE_S = 2.0
 _STACK_BYTES = 16 << 10
 _MOST_OTHERS = 16
@@ -32,8 +32,8 @@ class Blocked(msgspec.Struct, array_like=True):
     Attributes:
         request: the operation.
         members: the ranks of its process set.
-        waited_s: how long ago it was submitted, when this was said.
-        executing: whether all members have come, and the operation is under way.
+        waited_s: seconds since its submission, at the time of the answer.
+        executing: whether all members have submitted it, and it is being executed.
         times: how often this rank has submitted it, this time included.
     """
 
@@ -48,13 +48,13 @@ class RankStatus(msgspec.Struct, array_like=True):
     """The present activity of a rank.
 
     Attributes:
-        stack: of its main thread, as Python prints it, outermost frame first.
-        blocked: what it waits for, or None.
+        stack: stack of its main thread, as Python prints it, outermost frame first.
+        blocked: the operation that its main thread waits for, or None.
         failure: why it takes part no more, or empty.
-        others: what its other threads wait for.
-        free: a thread that may still submit something; empty when every one that could waits for an operation.
-        in_flight: how many operations are not done; -1 if that could not be told.
-        operations: how many it has submitted in all.
+        others: the operations that its other threads wait for.
+        free: a thread that may still submit operations; empty when every one that could waits for an operation.
+        in_flight: number of its operations that are not done; -1 if unknown.
+        operations: number of its submitted operations.
     """
 
     stack: list[str]
@@ -76,12 +76,12 @@ _decode = msgspec.msgpack.Decoder(RankStatus).decode
 
 
 class Queries:
-    """Both sides of it.
+    """Both sides of a query: asking and answering.
 
     Args:
-        board: where questions and answers stand.
-        describe: returns what this rank is doing.
-        fulfil: called with what is wanted besides a status, and with the rank that wants it.
+        board: holds questions and answers.
+        describe: returns the status of this rank.
+        fulfil: called with wishes beyond a status, and with the asking rank.
     """
 
     def __init__(self, board: Board, describe: Callable[[], RankStatus], fulfil: Callable[[int, int], None]) -> None:
@@ -92,7 +92,7 @@ class Queries:
         self._lock = threading.Lock()
 
     def attend(self) -> None:
-        """Answer, if somebody asked; called by the engine's threads whenever they look around."""
+        """Answer a waiting question, if there is one; the engine's threads call it between their other work."""
         if not self._lock.acquire(False):
             return
         try:
@@ -107,21 +107,21 @@ class Queries:
             self._lock.release()
 
     def describe(self) -> RankStatus:
-        """Return what this rank is doing."""
+        """Return the status of this rank."""
         return self._describe()
 
     def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
-        """Put a question to other ranks."""
+        """Ask other ranks."""
         for rank in ranks:
             if rank != self._board.rank:
                 self._asked[rank] = _Asked(self._board.ask(rank, wanted), now())
 
     def asked_by(self, rank: int) -> int:
-        """Return who waits for an answer of ``rank``, or -1."""
+        """Return the rank that waits for an answer of ``rank``, or -1."""
         return self._board.asked_by(rank)
 
     def answers(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
-        """Return what those of ``ranks`` have answered that did."""
+        """Return the answers of those of ``ranks`` that have answered."""
         found = {}
         for rank in ranks:
             if rank == self._board.rank:
@@ -136,7 +136,7 @@ class Queries:
         return found
 
     def waited_s(self, rank: int) -> float:
-        """Return for how long ``rank`` has owed an answer."""
+        """Return the seconds for which ``rank`` has owed an answer."""
         return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
 
 
@@ -147,13 +147,13 @@ def current_status(
     waits: Callable[[], Mapping[int, Handle]],
     failure: str,
 ) -> RankStatus:
-    """Return what this process is doing.
+    """Return the status of this process.
 
     Args:
-        members_of: the ranks of a process set.
-        in_flight: returns the operations that are not done; None if that cannot be told.
-        count: returns how often an operation was submitted, and how many were in all.
-        waits: returns what threads wait for in the engine, by identifier.
+        members_of: returns the ranks of a process set.
+        in_flight: returns the operations that are not done; None if unknown.
+        count: returns how often an operation was submitted, and the number of all submissions.
+        waits: returns the operations that threads wait for in the engine, by thread identifier.
         failure: why this rank takes part no more, or empty.
     """
     frame, ident = stacks.main_thread(), threading.main_thread().ident or 0
@@ -161,7 +161,7 @@ def current_status(
     stack = stacks.render(frame, waits=main is not None)
     while len(stack) > 1 and sum(len(line.encode(errors="backslashreplace")) for line in stack) > _STACK_BYTES:
         del stack[0]
-    # Before and after it is seen who waits: of a thread that was woken meanwhile, the operation is missing afterwards.
+    # Count before and after the look at waits: if a thread was woken in between, the later count lacks its operation.
     pending = in_flight()
     waiting, free = stacks.handles_waited_for(waits())
     still = in_flight()

@@ -1,4 +1,4 @@
-"""The flight recorder: writes down what this rank did last, when something went wrong or somebody asks."""
+"""The flight recorder: dumps the latest operations of this rank after a failure or on request."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Recorder:
 
     Args:
         ring: the records.
-        folder: HOROVOD_FLIGHT_RECORDER_DIR; empty to write only what is asked for.
+        folder: HOROVOD_FLIGHT_RECORDER_DIR; empty to write only requested dumps.
         job: name of the job.
         rank: this rank.
         size: number of ranks.
         sets: the process sets.
-        describe: returns what this rank is doing.
-        position: returns how far it is in the log.
-        waiting: returns what the coordinator waits for; nothing on other ranks.
+        describe: returns the status of this rank.
+        position: returns this rank's position in the log.
+        waiting: returns the operations that the coordinator waits for; none on other ranks.
         generation: counts the times that the ranks of the job have met.
     """
 
@@ -68,14 +68,14 @@ class Recorder:
         """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises.
 
         Args:
-            reason: why it is written.
-            failure: what went wrong, if the engine does not know.
+            reason: reason for the dump.
+            failure: the failure, if the engine does not know it.
         """
         if self._folder:
             self._write(reason, Path(self._folder), failure)
 
     def as_asked(self, reason: str) -> Path | None:
-        """Write a dump, by default into ``horovod-flight-recorder`` here; never raises."""
+        """Write a requested dump, by default into ``horovod-flight-recorder`` here; never raises."""
         return self._write(reason, Path(self._folder or DEFAULT_FOLDER))
 
     def _write(self, reason: str, folder: Path, failure: str = "") -> Path | None:
@@ -151,7 +151,7 @@ def _pending(item: Waiting) -> dumps.PendingOperation:
 
 
 class Trigger:
-    """Lets SIGUSR1 call a function, unless somebody else has a use for the signal.
+    """Lets SIGUSR1 call a function, unless the script or a library handles the signal.
 
     Args:
         call: called in the main thread, at any point of the script.
@@ -173,7 +173,7 @@ class Trigger:
             self._is_set = True
 
     def unset(self) -> None:
-        """Give the signal back its default, if the handler is still ours."""
+        """Restore the signal's default, if the handler is still ours."""
         if (
             self._is_set
             and threading.current_thread() is threading.main_thread()
@@ -183,8 +183,8 @@ class Trigger:
             self._is_set = False
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
-        # A forked child, such as a loader's worker, has inherited the handler. Signals that come faster than they are
-        # dealt with are one, as they are to the kernel.
+        # A forked child, such as a loader's worker, has inherited the handler. Signals that come during the call are
+        # merged, as the kernel merges pending ones.
         if os.getpid() == self._owner and not self._is_calling:
             self._is_calling = True
             try:
@@ -194,7 +194,7 @@ class Trigger:
 
 
 def _is_caught(number: signal.Signals) -> bool:
-    """Whether the process has a handler, one of C code such as faulthandler's included."""
+    """Whether the process has a handler for a signal, including one of C code such as faulthandler's."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

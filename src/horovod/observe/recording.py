@@ -1,4 +1,4 @@
-"""One recording on one rank: picks what belongs to it from the ring of records, and makes trace events of it."""
+"""One recording on one rank: selects its operations from the ring of records, and makes trace events of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from horovod.timeline.events import Events, Span
 
 __all__ = ["Recording"]
 
-#: Looks after which the other ranks are not waited for.
+#: Number of looks after which the other ranks are not waited for any more.
 _LOOKS = 4
 
 
 class Recording:
-    """See the module. An operation that is done is kept for the next look: by then the others have told when they came.
+    """See the module. An ended operation is kept for the next look: by then the others have told their arrival times.
 
     Args:
         rank: this rank.
         ring: its records.
-        session: what is to be recorded; may be replaced by the same one with an end.
+        session: the session to record; may be replaced by the same session with an end.
         members: returns the ranks of a process set.
-        board: where ranks tell each other when they submitted what; None for one rank alone.
-        generation: of the job, from 1.
+        board: where ranks tell each other the times of their submissions; None for one rank alone.
+        generation: generation of the job, from 1.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Recording:
 
     @property
     def is_hungry(self) -> bool:
-        """Whether operations are done that are no events yet."""
+        """Whether operations have ended that have no events yet."""
         return bool(self._noted)
 
     def is_complete(self, position: int) -> bool:
-        """Whether all that belongs to the recording is done here; ``position`` is how far this rank is in the log."""
+        """Whether all operations of the recording have ended here; ``position`` is this rank's position in the log."""
         end = self.session.end
         return position >= end - 1 and not any(0 < record[SEQUENCE] < end for record in self._open)
 
     def look(self) -> list[bytes]:
-        """Return the events of what is done, and known of all its ranks."""
+        """Return the events of operations that have ended, and whose times on other ranks are known."""
         if not (self._noted or self._open or (self._ring and self._ring[-1] is not self._last)):
             return []
         noted, self._noted = self._noted, []
@@ -84,7 +84,7 @@ class Recording:
         return self._events.take()
 
     def last_look(self) -> list[bytes]:
-        """Return the events of all that is done."""
+        """Return the events of all operations that have ended."""
         events = self.look()
         for record, key, _ in self._noted:
             self._events.add(Span._make([*record, *self._readiness(record, key)]))
@@ -92,7 +92,7 @@ class Recording:
         return [*events, *self._events.take()]
 
     def _marks(self, process_set: int) -> bool:
-        """One of the ranks that execute an entry of the log marks it; none when its process set is gone meanwhile."""
+        """Whether this rank marks executions: one of the executing ranks does; none if the process set is gone."""
         return self.session.mark_cycles and self._members(process_set)[:1] == (self._rank,)
 
     def _is_within(self, record: Times) -> bool:
@@ -106,7 +106,7 @@ class Recording:
         ring, last = self._ring, self._last
         if not ring or ring[-1] is last:
             return []
-        # Most looks find a few; to copy the ring would fetch thousands of records into the cache of whoever computes.
+        # Most looks find a few records; a copy of the ring would fetch thousands into the cache of a computing thread.
         fresh: list[Times] = []
         try:
             for record in reversed(ring):
@@ -122,7 +122,7 @@ class Recording:
         return fresh
 
     def _readiness(self, record: Times, key: int) -> tuple[int, int]:
-        """When the last rank submitted it, and which rank that was."""
+        """Return when the last rank submitted it, and which rank that was."""
         board = self._board
         if board is None or not record[STARTED]:
             return record[SUBMITTED], self._rank
@@ -137,7 +137,7 @@ class Recording:
 
 
 def _after(last: Times | None, records: list[Times]) -> list[Times]:
-    """The records that follow ``last``; all, if it is not there."""
+    """Return the records after ``last``; all, if it is not there."""
     for index in range(len(records) - 1, -1, -1):
         if records[index] is last:
             return records[index + 1 :]

@@ -1,4 +1,4 @@
-"""The Python stacks of this process, and which of its threads can still submit something."""
+"""The Python stacks of this process, and which of its threads can still submit operations."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PLUMBING = (_OWN, "torch")
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax", "jaxlib")
 #: Rooms that start threads of this package; no user code runs on these.
 _OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe", "rendezvous", "transports"))
-#: Packages whose code never calls this one by itself. A thread that runs nothing else submits nothing, unless another
-#: thread gives it work: those that prepare batches, show progress, write logs, or wait for work in a pool.
+#: Packages whose code never calls this one by itself. A thread that runs nothing else submits no operations unless
+#: another thread gives it work: threads that prepare batches, show progress, write logs, or wait for work in a pool.
 _INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm"})
-#: Only these may stand above the place where a thread waits in the engine; a signal handler of the user is none.
+#: Only these may stand above the place where a thread waits in the engine; a signal handler of the user is not allowed.
 _WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
 _MOST = 40
 #: Outermost frames kept of a longer stack (an import or a recursion): the user's line is among them.
@@ -49,16 +49,16 @@ def all_threads() -> dict[str, list[str]]:
 
 
 def handles_waited_for(waits: Mapping[int, Handle]) -> tuple[dict[int, Handle], str]:
-    """Return what every thread waits for, so that it is known whether this rank can still submit anything.
+    """Return the operation that each thread waits for, and whether this rank can still submit any.
 
     Signal handlers that may come later do not count.
 
     Args:
-        waits: what threads wait for in the engine, by identifier.
+        waits: operations that threads wait for in the engine, by thread identifier.
 
     Returns:
-        The same without threads that do something else meanwhile, such as a signal handler; and the name of a thread
-        that may still submit something, empty when there is none.
+        ``waits`` without threads that run other code meanwhile, such as a signal handler; and the name of a thread that
+        may still submit operations, empty when there is none.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found: dict[int, Handle] = {}
@@ -73,7 +73,7 @@ def handles_waited_for(waits: Mapping[int, Handle]) -> tuple[dict[int, Handle], 
 
 
 def _is_undisturbed(frame: FrameType | None) -> bool:
-    """Whether a thread that waits in the engine does nothing else meanwhile."""
+    """Whether a thread that waits in the engine runs no other code meanwhile."""
     while frame is not None and _room(frame) != _OWN:
         if _room(frame) not in _WAITING:
             return False
@@ -82,13 +82,13 @@ def _is_undisturbed(frame: FrameType | None) -> bool:
 
 
 def _is_inert(frame: FrameType | None) -> bool:
-    """Whether a thread runs only code that never submits anything."""
+    """Whether a thread runs only code that never submits operations."""
     outermost = frame
     while frame is not None:
         if _room(frame) not in _INERT:
             outermost = frame
         frame = frame.f_back
-    # The threads of the engine and of the recording; what stands below the outermost frame of theirs is theirs.
+    # Threads of the engine and of the recording: their outermost frame tells.
     if _room_within(outermost) in _OWN_THREADS:
         return True
     return outermost is not None and _room(outermost) in _INERT
@@ -133,7 +133,7 @@ def render(frame: FrameType | None, whole: bool = False, waits: bool = False) ->
 
 
 def user_lines(stack: Sequence[str], most: int) -> list[str]:
-    """Return the innermost lines of a stack of ``render``, without what is installed if anything else is there."""
+    """Return the innermost lines of a stack of ``render``, without installed packages if other code is there."""
     own: list[str] = []
     keep = False
     for line in stack:
@@ -145,7 +145,7 @@ def user_lines(stack: Sequence[str], most: int) -> list[str]:
 
 
 def _room_within(frame: FrameType | None) -> str:
-    """Return package and room of the code of ``frame``, such as ``horovod.engine``."""
+    """Return the package and subpackage of the code of ``frame``, such as ``horovod.engine``."""
     return ".".join(str(frame.f_globals.get("__name__", "")).split(".")[:2]) if frame is not None else ""
 
 

@@ -1,8 +1,8 @@
-"""Stalls: a report on ranks that others wait for too long, and in the end an error.
+"""Stalls: reports ranks that others have waited for too long, and finally raises an error.
 
-Three parties watch: the coordinator, what only some ranks have submitted; every rank in the middle of an operation,
-the rank that it waits for; and every other rank, whether the coordinator still runs. Nobody blocks here: a question
-is put on one call, and the report made on a later one, when the answers have come.
+There are three watches: the coordinator watches operations that only some ranks have submitted; a rank in the middle of
+an operation watches the rank that it waits for; and every other rank watches the coordinator. No call blocks: one call
+asks a question, and a later one reports, when the answers have come.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _GRACE_S = 1.0
 
 
 class StallWatch:
-    """Keeps the time of what is pending.
+    """Measures the age of pending operations.
 
     Args:
         config: warn and shutdown times.
         rank: this rank.
         size: number of ranks.
-        reports: tells what other ranks are doing.
-        dump: called when something has stalled.
+        reports: asks other ranks for their status.
+        dump: called after a stall, with the reason.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class StallWatch:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a question is open, so that somebody should soon look for the answer."""
+        """Whether a question is open, so that its answer should be looked for soon."""
         return self._asked or self._deadlock.is_busy or self._joins.is_busy
 
     # -- the coordinator -----------------------------------------------------------------------------------------
 
     def inspect(self, coordinator: Coordinator, position: int = 0) -> None:
-        """Warn about, or end, what only some ranks have submitted.
+        """Warn about operations that only some ranks have submitted, or raise an error.
 
         Args:
-            coordinator: what is pending.
-            position: how far this rank is in the log.
+            coordinator: knows the pending operations.
+            position: this rank's position in the log.
 
         Raises:
             DeadlockError: ranks wait for each other.
-            StallError: something waits for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+            StallError: an operation waits for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
         clock = now() / 1e9
         if report := self._deadlock.inspect(coordinator, position, clock):
@@ -102,10 +102,10 @@ class StallWatch:
             if not late:
                 self._report_join(coordinator, position, clock)
             return
-        # Operations that are nearly due go along: often the cause is the same, and one report is better than two.
+        # Include operations that are nearly due: often the cause is the same, and one report is better than two.
         nearly = [item for item in waiting if item.missing and ages[item.key] >= self._first_s / 2]
         groups = {tuple(item.missing) for item in [*news, *nearly, *fatal]}
-        if not fatal:  # the last report is the one that everybody reads: it is whole
+        if not fatal:  # users read the last report, so it must be complete
             groups -= self._warned_about
         told = [item for item in waiting if tuple(item.missing) in groups]
         if not self._asked:
@@ -147,7 +147,7 @@ class StallWatch:
     # -- everybody else ------------------------------------------------------------------------------------------
 
     def check_coordinator(self, pending: Sequence[Handle]) -> None:
-        """Warn, or raise, when what is pending here is overdue and the coordinator, who should have said so, is stuck.
+        """Warn, or raise, when an operation here is overdue and the coordinator, which should report it, is stuck.
 
         Raises:
             StallError: after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
@@ -166,7 +166,7 @@ class StallWatch:
         fatal = bool(self._limit_s) and age_s >= self._limit_s + _GRACE_S
         if not self._asked:
             if not fatal and (0 in self._warned or self._reports.asker_of(0) >= 0):
-                return  # somebody else asks and tells
+                return  # another rank asks and reports
             self._asked = True
             self._reports.ask([0])
         if not self._reports.is_complete([0]):
@@ -179,7 +179,7 @@ class StallWatch:
         text = "\n".join(
             [
                 f"{describe_waiting(request)} was submitted {age_s:.1f} s ago on rank {self._rank}, and the "
-                "coordinator, which is rank 0, cannot say for whom it waits:",
+                "coordinator, which is rank 0, cannot tell which ranks it waits for:",
                 *self._reports.tell([0], [], []),
             ]
         )
@@ -194,8 +194,8 @@ class StallWatch:
         """Warn, or raise, when a rank does not go on with an operation that it is part of.
 
         Args:
-            rank: the one that is waited for.
-            waited_s: for how long.
+            rank: the rank that is waited for.
+            waited_s: seconds waited so far.
             request: the operation, if it is known.
             sequence: its place in the log.
 
@@ -235,6 +235,6 @@ class StallWatch:
 
 
 def _by_missing(items: Sequence[Waiting]) -> list[tuple[tuple[int, ...], list[Waiting]]]:
-    """Put together what waits for the same ranks."""
+    """Group operations that wait for the same ranks."""
     ordered = sorted(items, key=lambda item: tuple(item.missing))
     return [(key, list(group)) for key, group in itertools.groupby(ordered, key=lambda item: tuple(item.missing))]

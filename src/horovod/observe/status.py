@@ -18,16 +18,16 @@ _CANNOT_ANSWER = "TtZX"
 
 
 class StatusReports:
-    """Asks ranks what they are doing, and tells.
+    """Asks ranks for their status, and reports it.
 
     Args:
         queries: asks them.
         pids: process ids, by rank.
-        process: returns what the kernel says of a rank's process, see ``Peers``.
-        name: returns what to call a rank.
+        process: returns the kernel's view of a rank's process, see ``Peers``.
+        name: returns the description of a rank.
 
     Attributes:
-        name: the same.
+        name: as the argument.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class StatusReports:
         self._at_first: dict[int, tuple[str, float]] = {}
 
     def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
-        """Ask what these ranks are doing."""
+        """Ask these ranks for their status."""
         asked = list(ranks)
         self._at_first = {rank: self._process(rank) for rank in asked}
         self._queries.ask(asked, wanted)
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
-        """Whether it is known what these ranks do, as far as it ever will be."""
+        """Whether each of these ranks has answered, or will not answer any more."""
         answered = self._queries.answers(ranks)
         return all(
             rank in answered or self._queries.waited_s(rank) > PATIENCE_S or self._process(rank)[0] in _CANNOT_ANSWER
@@ -58,24 +58,24 @@ class StatusReports:
         )
 
     def asker_of(self, rank: int) -> int:
-        """Return who waits for an answer of ``rank``, or -1."""
+        """Return the rank that waits for an answer of ``rank``, or -1."""
         return self._queries.asked_by(rank)
 
     def has_answered(self, rank: int) -> bool:
-        """Whether ``rank`` has answered what it was asked last."""
+        """Whether ``rank`` has answered its last question."""
         return rank in self._queries.answers([rank])
 
     def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
-        """Return what those of ``ranks`` that answered have answered."""
+        """Return the answers of those of ``ranks`` that have answered."""
         return self._queries.answers(ranks)
 
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:
-        """Return what the missing ranks are doing, and whether they wait for others that wait for them.
+        """Return lines about the missing ranks: their activity, and whether they wait for ranks that wait for them.
 
         Args:
-            missing: the ranks to tell about.
-            others: those who wait for them.
-            waiting: all operations that are not complete, as far as they are known here.
+            missing: the ranks to report.
+            others: the ranks that wait for them.
+            waiting: all incomplete operations that are known here.
         """
         statuses = self._queries.answers([*missing, *others])
         blocked = {

@@ -1,9 +1,9 @@
 """The timeline: every rank turns the records of its operations into trace events, and rank 0 writes them all.
 
-While a recording is under way each rank has a thread that looks at the ring of records 25 times a second; so an
-operation itself takes the same way with and without a recording. All ranks look at the same moments, by the clock that
-they share: first each notes when it submitted what is done, a little later it knows when the others did, and makes
-events. Rank 0 comes last, collects the events of the others from their rings on the board, and writes them all.
+During a recording, each rank has a thread that looks at the ring of records 25 times a second; so an operation itself
+takes the same path with and without a recording. All ranks look at the same moments of their common clock: first each
+notes the submission times of its ended operations, a little later it knows those of the others, and makes events. Rank
+0 comes last, collects the events of the others from their rings on the board, and writes them all.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from horovod.timeline.file import TraceFile
 __all__ = ["Tracer"]
 
 _PERIOD_NS = 40_000_000
-#: When a rank looks again in the same period, if it has noted anything: rank 0 after the others.
+#: Time of the second look in a period, if a rank has noted anything: rank 0 after the others.
 _AGAIN_S, _LAST_AGAIN_S = 0.008, 0.015
 _MOMENT_S = 0.001
-#: How long ranks wait for each other at the end.
+#: Time for which ranks wait for each other at the end.
 _END_S = 5.0
-#: Between blocks of events in the ring; no JSON holds it.
+#: Separates blocks of events in the ring; JSON never contains it.
 _SEPARATOR = b"\0"
-#: When a file was begun.
+#: The start time of a file.
 _BEGUN = re.compile(rb'"start_time_since_epoch_in_micros":(\d+)')
 _BATCH = 100
 _MOST_UNSENT = 10_000
 
 
 class _Keeper:
-    """The thread that keeps up one recording.
+    """The thread of one recording.
 
     Args:
         recording: the recording.
-        again_s: after how many seconds it looks again, if it has noted anything.
-        turn: called at each look, with the events since the last one; returns whether to go on.
+        again_s: seconds until its second look, if it has noted anything.
+        turn: called at each look, with the events since the last one; returns whether to continue.
         conclude: called at the end, with the last events.
     """
 
@@ -60,7 +60,7 @@ class _Keeper:
         self._turn = turn
         self._conclude = conclude
         self._is_leaving = False
-        # A bare lock: to wait for an Event takes Python code, at every look.
+        # Use a bare lock: waiting for an Event runs Python code, at every look.
         self._bell = threading.Lock()
         self._bell.acquire()
         self._thread = threading.Thread(target=self._run, name="horovod-timeline", daemon=True)
@@ -72,7 +72,7 @@ class _Keeper:
             self._bell.release()
 
     def end(self) -> None:
-        """Let the thread conclude, and wait for it."""
+        """Make the thread conclude, and wait for it."""
         self._is_leaving = True
         self.wake()
         self._thread.join(2 * _END_S)
@@ -90,21 +90,21 @@ class _Keeper:
 
 
 class Tracer:
-    """Begins, keeps up and ends recordings.
+    """Begins, continues and ends recordings.
 
     Args:
         rank: this rank.
         size: number of ranks.
         ring: the records of this rank.
         members: returns the ranks of a process set.
-        position: returns how far this rank is in the log.
-        board: None for one rank alone.
-        is_there: whether another rank's process lives.
-        generation: of the job, from 1.
+        position: returns this rank's position in the log.
+        board: the board; None for one rank alone.
+        is_there: returns whether another rank's process lives.
+        generation: generation of the job, from 1.
 
     Attributes:
-        wanted: the recording that is under way, or that this rank would make as rank 0: its file and whether cycles
-            are marked; None if none was begun, or its end was asked for.
+        wanted: the present recording, or the one that this rank would make as rank 0: its file and whether cycles are
+            marked; None if none was begun, or its end was requested.
     """
 
     wanted: tuple[Path, bool] | None = None
@@ -136,7 +136,7 @@ class Tracer:
         self._has_complained = False
 
     def start(self, path: Path, mark_cycles: bool) -> None:
-        """Begin a recording, in the place of one that is under way; does nothing on a rank other than 0.
+        """Begin a recording, in place of a present one; writes nothing on a rank other than 0.
 
         Raises:
             OSError: the file cannot be written.
@@ -150,7 +150,7 @@ class Tracer:
         """Append to the recording of an earlier generation of the job, unless there is none.
 
         Args:
-            before: what was ``wanted`` then.
+            before: value of ``wanted`` in that generation.
 
         Raises:
             OSError: the file cannot be written.
@@ -174,7 +174,7 @@ class Tracer:
     def stop(self) -> None:
         """End the recording, if one is under way, and complete the file; does nothing on a rank other than 0.
 
-        Blocks until the other ranks have told what they did, five seconds at most.
+        Blocks until the other ranks have sent their events, five seconds at most.
         """
         self.wanted = None
         if self._rank == 0:
@@ -195,7 +195,7 @@ class Tracer:
         self._finish_file()
 
     def follow(self) -> None:
-        """Take note of what rank 0 has begun or ended; called on the other ranks."""
+        """Begin or end a recording as rank 0 has done; called on the other ranks."""
         board = self._board
         if board is None or self._rank == 0:
             return
@@ -209,7 +209,7 @@ class Tracer:
                 self._keeper.wake()
 
     def close(self) -> None:
-        """Tell what is left to tell: this rank leaves the job."""
+        """Send the remaining events, as this rank leaves the job."""
         if self._rank == 0:
             self._end()
             return
@@ -217,7 +217,7 @@ class Tracer:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.end()
-        # Also where no recording is known: one that has begun elsewhere meanwhile need not wait for this rank.
+        # Also without a known recording: one that has begun elsewhere meanwhile must not wait for this rank.
         self._number = EVERY_SESSION
         if self._board is not None:
             self._board.finish_session(EVERY_SESSION)
@@ -295,7 +295,7 @@ class Tracer:
             self._board.finish_session(recording.session.number)
 
     def _send(self) -> None:
-        """Put what was not sent yet into the ring, as far as there is room."""
+        """Put unsent events into the ring, as far as there is room."""
         board, unsent = self._board, self._unsent
         if board is None:
             return

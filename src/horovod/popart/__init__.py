@@ -1,7 +1,7 @@
 """Horovod's API for PopART: ``import horovod.popart as hvd``.
 
-It uses the methods of PopART's sessions, and imports neither PopART nor a framework: it works with the ``popart`` that
-the script has imported, the vendor's or the one in software (khorovod-ipu).
+It uses the methods of PopART's sessions, and imports neither PopART nor a framework: it works with the script's own
+``popart``, the vendor's or the software one (khorovod-ipu).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``hostWeightUpdate``: the weights' own copies on the host, which a step changes and hands to the device."""
+"""``hostWeightUpdate``: host copies of the weights; a step updates them and sends them to the device."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Gradient(Protocol):
 
 
 class HostWeights:
-    """The weights that are updated here, as in ``w = w * (1 - rate * decay) - rate / scaling * g``.
+    """Weights updated on the host: ``w = w * (1 - rate * decay) - rate / scaling * g``.
 
     Args:
-        session: of training; after its ``weightsFromHost()`` the weights are read again.
-        owner: has the optimizer whose hyperparameters are applied.
+        session: training session; after its ``weightsFromHost()`` the weights are read again.
+        owner: object whose ``optimizer`` provides the hyperparameters.
     """
 
     def __init__(self, session: HostReducedSession, owner: _Owner) -> None:
@@ -41,7 +41,7 @@ class HostWeights:
         session.weightsFromHost = upload_and_notice  # type: ignore[method-assign]
 
     def loader(self, weight: str, gradient: _Gradient) -> Callable[[Any], None]:
-        """Return the callback that hands the device a new weight."""
+        """Return the callback that gives the device a new weight."""
         info = self._session.getInfo(weight)
         shape, dtype = tuple(info.shape()), info.data_type_lcase()
 
@@ -67,5 +67,5 @@ class HostWeights:
 
 
 def _in_dtype_of(array: Array, number: float) -> Any:
-    """Return a number in an array's own dtype, in which the device would compute."""
+    """Return a number in an array's own dtype, because the device computes in that dtype."""
     return array.dtype.type(number)

@@ -1,7 +1,7 @@
 """``DistributedOptimizer``: the callbacks of a session's host reduction.
 
-A store's callback sends the gradient to the other ranks and returns; a load's waits for the result. Stores never
-wait for loads, so backward goes on while gradients travel.
+A store callback sends the gradient to the other ranks and returns; a load callback waits for the result. Stores
+never wait for loads, so backward continues while gradients are reduced.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class DistributedOptimizer:
     """Averages the gradients of a training session over all ranks, on the host.
 
     Args:
-        optimizer: the one that the session was made with.
-        session: of training, with ``hostAllReduce``.
-        session_options: the options that the session was made with.
+        optimizer: the optimizer of the session.
+        session: training session with ``hostAllReduce``.
+        session_options: the options of the session.
 
     Attributes:
-        optimizer: with ``hostWeightUpdate`` its learning rate, decay and loss scaling are applied here; assign another
-            one where the session gets one by ``updateOptimizerFromHost``.
+        optimizer: with ``hostWeightUpdate`` its learning rate, decay and loss scaling are applied here. If the session
+            gets another one by ``updateOptimizerFromHost``, assign it here, too.
 
     Raises:
-        RequestError: the options do not ask for host reduction, or ask for remote buffers.
+        RequestError: the options do not enable host reduction, or enable remote buffers.
     """
 
     def __init__(self, optimizer: Any, session: HostReducedSession, session_options: Any) -> None:
@@ -52,19 +52,19 @@ class DistributedOptimizer:
         self._gradients: dict[str, _Gradient] = {}
 
     def insert_host_allreduce(self) -> None:
-        """Connect every stream of the session's host reduction; again after an interrupted step.
+        """Connect every stream of the session's host reduction; call it again after an interrupted step.
 
         Collective over all ranks.
 
         Raises:
-            RequestError: the session has no streams, which it gets by ``prepareDevice()``.
+            RequestError: the session has no streams; ``prepareDevice()`` creates them.
             MismatchError: the ranks train different weights; on every rank.
             NotInitializedError: ``init()`` was not called.
             PeerLostError: a rank died.
 
         Blocks until all ranks called.
         """
-        comm.size()  # first of all: init() must have been called
+        comm.size()  # raises first if init() was not called
         streams = Streams(self._session)
         if not streams.stores:
             raise wrong_argument(
@@ -79,7 +79,7 @@ class DistributedOptimizer:
             gradient = _Gradient(self._session, weight, streams.gradients[weight])
             self._gradients[weight] = gradient
             self._session.connectStreamToCallback(handle, gradient.store, 0)
-            # All replicas store the same; one of them is enough.
+            # All replicas store the same gradient, so send only that of replica 0.
             for replica in range(1, self._replicas()):
                 self._session.connectStreamToCallback(handle, _pass_over, replica)
             load = gradient.load if weights is None else weights.loader(weight, gradient)
@@ -91,24 +91,24 @@ class DistributedOptimizer:
 
 
 class _Gradient:
-    """One weight's gradient, on its way.
+    """Reduction of one weight's gradient.
 
     Args:
-        session: of training.
+        session: training session.
         weight: id of the weight.
-        name: id of the gradient, which is the key of the match.
+        name: id of the gradient; also the key of the match.
     """
 
     def __init__(self, session: HostReducedSession, weight: str, name: str) -> None:
         info = session.getInfo(weight)
         self._shape, self._dtype = tuple(info.shape()), info.data_type_lcase()
         self._name = name
-        # In memory that all ranks of the host share: what is reduced there is not copied again.
+        # Use memory that all ranks of the host share: a reduction there needs no further copy.
         self._memory: Array = comm.zeros(self._shape, dtype=self._dtype)
         self._handle: int | None = None
 
     def store(self, pointer: Any) -> None:
-        """Send the gradient; called in the middle of backward, which goes on at once."""
+        """Start to reduce the gradient; called during backward, so it must not wait."""
         if self._handle is not None:
             raise out_of_turn(
                 f"{self._name} was stored twice without a load: the step before was interrupted, and the ranks "
@@ -129,7 +129,7 @@ class _Gradient:
         return average
 
     def load(self, pointer: Any) -> None:
-        """Hand the average to the device."""
+        """Give the average to the device."""
         np.copyto(array_at(pointer, self._shape, self._dtype), self.average())
 
     def forget(self) -> None:

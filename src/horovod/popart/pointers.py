@@ -1,4 +1,4 @@
-"""Arrays over the memory that the callbacks of streams receive: PopART passes a ``void *`` in a capsule."""
+"""Arrays over the memory of stream callbacks: PopART passes a ``void *`` in a capsule."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 
 
 def array_at(pointer: Any, shape: Sequence[int], dtype: str) -> Array:
-    """Return an array over memory that is the caller's, as long as the callback runs.
+    """Return an array over the caller's memory; it is valid only while the callback runs.
 
     Args:
-        pointer: a capsule without a name, as PopART's Python gives it; or an address.
-        shape: of the tensor.
-        dtype: NumPy's name.
+        pointer: a capsule without a name, as PopART's Python passes it; or an address.
+        shape: shape of the tensor.
+        dtype: NumPy's name of the dtype.
     """
     kind = np.dtype(dtype)
     address = pointer if isinstance(pointer, int) else _pointer_of(pointer, None)

@@ -25,7 +25,7 @@ class Info(Protocol):
         """Return the dimensions."""
 
     def data_type_lcase(self) -> str:
-        """Return the dtype, as NumPy calls it."""
+        """Return NumPy's name of the dtype."""
 
 
 class HostReducedSession(Protocol):
@@ -44,29 +44,29 @@ class HostReducedSession(Protocol):
         """Fill arrays with the host's weights."""
 
     def writeWeights(self, weights: Any) -> None:
-        """Take the host's weights from arrays."""
+        """Set the host's weights from arrays."""
 
     def weightsFromHost(self) -> None:
         """Copy the host's weights to the device."""
 
     def prepareDevice(self) -> None:
-        """Make the device ready."""
+        """Prepare the device."""
 
 
 class Streams:
     """The stream handles of one session, by kind and weight.
 
     Args:
-        session: after ``prepareDevice()``; before that it has no handles.
+        session: session after ``prepareDevice()``; before that it has no handles.
 
     Attributes:
         stores: handle by the weight's id.
         loads: handle by the weight's id; of gradients or of weights.
         gradients: id of the gradient by the weight's id.
-        gives_weights: whether the host loads new weights, and not gradients.
+        gives_weights: whether the device loads new weights instead of gradients.
 
     Raises:
-        RequestError: a handle is of no known kind.
+        RequestError: a handle has an unknown kind.
     """
 
     def __init__(self, session: HostReducedSession) -> None:
@@ -74,7 +74,7 @@ class Streams:
         self.loads: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
         self.gives_weights = False
-        # The order of these streams may differ between ranks.
+        # Sort into dicts, because the order of these streams may differ between ranks.
         for handle in session.getHostReduceStreamIds():
             if handle.startswith(STORE):
                 gradient = handle.removeprefix(STORE)
@@ -103,13 +103,13 @@ def weights_io(session: HostReducedSession, arrays: Mapping[str, Array]) -> Any:
     """Return the ``PyWeightsIO`` of the session's PopART.
 
     Raises:
-        RequestError: this is no session of PopART.
+        RequestError: ``session`` is no PopART session.
     """
     return _of_the_same_module(session, "PyWeightsIO")(dict(arrays))
 
 
 def _of_the_same_module(known: Any, name: str) -> Any:
-    """Return a name beside an object's class, from its module or that module's package."""
+    """Return a named object from the module of an object's class, or from that module's package."""
     for base in type(known).__mro__:
         for module in (base.__module__, base.__module__.partition(".")[0], "popart"):
             if (found := getattr(sys.modules.get(module), name, None)) is not None:
@@ -121,14 +121,14 @@ def DistributedTrainingSession(*, enableEngineCaching: bool = False, **arguments
     """Make a ``popart.TrainingSession`` for one of several ranks.
 
     Args:
-        enableEngineCaching: let rank 0 compile first, in ``prepareDevice()``, and the others find what it has compiled.
-        **arguments: of ``popart.TrainingSession``, all by name.
+        enableEngineCaching: whether rank 0 compiles first, in ``prepareDevice()``, and the others use its cache.
+        **arguments: arguments of ``popart.TrainingSession``, all by name.
 
     Returns:
         The session.
 
     Raises:
-        RequestError: it has no options, or with these every rank would train by itself.
+        RequestError: there are no options, or with these options every rank would train by itself.
         NotInitializedError: ``init()`` was not called.
     """
     options = arguments.get("userOptions")

@@ -1,4 +1,4 @@
-"""Weights of a session's host, from one rank to all others."""
+"""Broadcast of a session's host weights."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["broadcast_weights"]
 
 
 def broadcast_weights(session: HostReducedSession, root_rank: int = 0) -> None:
-    """Give every rank the root's weights: those of the host; ``weightsFromHost()`` brings them to the device.
+    """Copy the root's host weights to every rank; ``weightsFromHost()`` then copies them to the device.
 
-    Collective over all ranks. At a later time ``weightsToHost()`` comes first, which fetches the device's.
-    All weights of a session in software take part, running means too; of another, those whose gradients are reduced.
+    Collective over all ranks. Later in training, call ``weightsToHost()`` first, which fetches the device's weights.
+    A software session broadcasts all weights, also running means; another session only those with reduced gradients.
 
     Args:
-        session: of training, after ``prepareDevice()``.
-        root_rank: the rank whose weights all ranks get.
+        session: training session after ``prepareDevice()``.
+        root_rank: rank that sends its weights.
 
     Raises:
-        RequestError: the session does not say which weights it has.
+        RequestError: the session lists no weights.
         MismatchError: the names, or a weight's shape or dtype, differ between ranks; on every rank.
         PeerLostError: a rank died.
 
-    Blocks until all weights are here.
+    Blocks until all weights have arrived.
     """
     listed = getattr(session, "getWeightIds", None)
     names = sorted(listed() if listed is not None else Streams(session).stores)
@@ -41,7 +41,7 @@ def broadcast_weights(session: HostReducedSession, root_rank: int = 0) -> None:
     infos = {name: session.getInfo(name) for name in names}
     arrays = {name: np.empty(tuple(info.shape()), info.data_type_lcase()) for name, info in infos.items()}
     session.readWeights(weights_io(session, arrays))
-    # Names identify weights: their order may differ between ranks.
+    # Match weights by name, because their order may differ between ranks.
     handles = [comm.broadcast_async_(array, root_rank, name=f"weights.{name}") for name, array in arrays.items()]
     for handle in handles:
         comm.synchronize(handle)

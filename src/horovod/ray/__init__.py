@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    import ray as _ray  # noqa: F401 - the package of this name, not this one
+    import ray as _ray  # noqa: F401 - Ray's own package, not horovod.ray
 except ImportError as error:
     raise ImportError("horovod.ray needs Ray: pip install khorovod[ray]", name=error.name) from error
 

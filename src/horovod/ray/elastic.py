@@ -1,4 +1,4 @@
-"""Elastic jobs on Ray: actors that are lost are replaced, while the others keep their processes."""
+"""Elastic jobs on Ray: lost actors are replaced, while the other ranks keep their processes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from horovod.world import process_status
 
 __all__ = ["ElasticAdapter", "ElasticRayExecutor", "RayHostDiscovery"]
 
-#: How often the nodes of the cluster are looked at.
+#: Interval in seconds between queries of the cluster's nodes.
 _DISCOVERY_S = 1.0
 _UNLIMITED = 1 << 20
 _COOL_DOWN_S = (1.0, 600.0)
 
 
 class ElasticAdapter:
-    """See ``RayExecutor``, whose methods these are.
+    """Methods of ``RayExecutor`` for elastic jobs; see there.
 
     Args:
-        settings: of the executor; has the discovery.
-        resources: of one worker.
+        settings: settings of the executor, including the discovery.
+        resources: resources of one worker.
     """
 
     def __init__(self, settings: MiniSettings, resources: Resources) -> None:
@@ -48,12 +48,12 @@ class ElasticAdapter:
         self._variables: dict[str, str] = {}
 
     def start(self, executable: tuple[Any, Any, Any], extra_env_vars: Mapping[str, str]) -> None:
-        """Note what the processes need; they are started by each call."""
+        """Record the arguments for the processes; each call starts the processes."""
         self._executable = executable
         self._variables = {**self._settings.variables, **extra_env_vars}
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any) -> list[Any]:
-        """Run a function as an elastic job, and return the results of the last ranks, in rank order.
+        """Run a function as an elastic job, and return the results of the last generation, in rank order.
 
         Raises:
             LaunchError: too few workers were left, or the function failed.
@@ -61,7 +61,7 @@ class ElasticAdapter:
         return self._run((fn, tuple(args), dict(kwargs)), None, queue)
 
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
-        """Do the same with a function that gets the executable of its process."""
+        """Like ``run``, with a function that takes the executable of its process."""
         return self._run((fn, (), {}), self._executable, queue)
 
     def _run(self, call: Any, executable: tuple[Any, Any, Any] | None, queue: Any) -> list[Any]:
@@ -90,7 +90,7 @@ class ElasticAdapter:
 
 
 class _Actors(WorkerAdapter):
-    """The actors of one elastic job, each in a placement group of its own, which stays for its successor."""
+    """Actors of one elastic job, each in its own placement group, which a replacement actor reuses."""
 
     job: ElasticWorkers
 
@@ -100,7 +100,7 @@ class _Actors(WorkerAdapter):
         self._nodes: dict[str, dict[str, Any]] = {}  # alive, by the name of the host
         self._actors: dict[Slot, Any] = {}
         self._groups: dict[Slot, Any] = {}
-        self._doubtful: list[Any] = []  # actors that may only be out of reach
+        self._doubtful: list[Any] = []  # actors that may be alive but unreachable
         self._look_at, self._problem = 0.0, ""
 
     def look(self) -> None:
@@ -133,14 +133,14 @@ class _Actors(WorkerAdapter):
             self._groups[slot] = placement_group([bundle], bundle_label_selector=selector)
         options = worker_options(self._resources, self._groups[slot], 0)
         actor = self._actors[slot] = ray.remote(BaseHorovodWorker).options(**options).remote()
-        if self._resources.gpus:  # of all workers of the node: ranks choose theirs by hvd.local_rank()
+        if self._resources.gpus:  # GPUs of all workers of the node: ranks choose by hvd.local_rank()
             gpus = range(int(node["Resources"].get("GPU", 0)))
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         done = actor.call_elastic.remote(variables, *self._call)
         done.future().add_done_callback(functools.partial(self._report, slot, actor))
 
     def _report(self, slot: Slot, actor: Any, future: Future[Any]) -> None:
-        """Say how a call has ended; in a thread of Ray's, where calls of Ray never return."""
+        """Report the end of a call; runs in a Ray thread, in which calls to Ray never return."""
         error = future.exception()
         if error is None:
             end = End(slot, value=future.result())
@@ -169,7 +169,7 @@ class _Actors(WorkerAdapter):
             ray.remote(_kill_if_stopped).options(num_cpus=0, scheduling_strategy=there).remote(pid)
 
     def close(self) -> None:
-        """End all actors, and give the resources back."""
+        """End all actors, and release the resources."""
         for actor in self._actors.values():
             ray.kill(actor)
         for group in self._groups.values():
@@ -177,7 +177,7 @@ class _Actors(WorkerAdapter):
 
 
 def _keys(node: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that a discovery may give to a node."""
+    """Return the names that a discovery may use for a node."""
     return node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"]
 
 
@@ -194,15 +194,15 @@ class ElasticRayExecutor:
     """Runs elastic jobs on the nodes of the Ray cluster; see also ``RayExecutor(min_workers=...)``.
 
     Args:
-        settings: that ``create_settings`` made.
+        settings: result of ``create_settings``.
         use_gpu: whether each worker has GPUs.
         cpus_per_slot: CPUs of each worker.
-        gpus_per_slot: GPUs of each; 1 when omitted, if ``use_gpu``.
-        env_vars: more variables for the environment of the workers.
-        override_discovery: whether the nodes are those of the Ray cluster; otherwise ``settings.discovery`` says them.
+        gpus_per_slot: GPUs of each worker; 1 when omitted, if ``use_gpu``.
+        env_vars: additional environment variables for the workers.
+        override_discovery: whether to use the Ray cluster's nodes; otherwise ``settings.discovery`` lists the nodes.
 
     Raises:
-        ValueError: the arguments contradict each other.
+        ValueError: arguments contradict each other.
     """
 
     def __init__(
@@ -242,20 +242,20 @@ class ElasticRayExecutor:
         """Return settings for the constructor.
 
         Args:
-            min_num_proc: fewest ranks.
-            max_num_proc: most ranks; None for as many as there are slots.
-            reset_limit: number of changes of the membership; None for no limit.
+            min_num_proc: minimum number of ranks.
+            max_num_proc: maximum number of ranks; None for the number of slots.
+            reset_limit: maximum number of membership changes; None for no limit.
             elastic_timeout: seconds that ranks wait for each other after a change.
             timeout_s: as for ``RayExecutor.create_settings``.
-            ssh_identity_file: accepted, without effect.
-            nics: network interfaces over which ranks talk.
-            min_np: deprecated, as ``min_num_proc``.
-            max_np: deprecated, as ``max_num_proc``.
+            ssh_identity_file: accepted and ignored.
+            nics: network interfaces over which ranks communicate.
+            min_np: deprecated; use ``min_num_proc``.
+            max_np: deprecated; use ``max_num_proc``.
             **kwargs: other attributes of ``MiniSettings``.
 
         Raises:
-            ValueError: a number is wrong.
-            TypeError: there is no such setting.
+            ValueError: a number is out of range.
+            TypeError: a setting does not exist.
         """
         for name, value in (("min_np", min_np), ("max_np", max_np)):
             if value is not None:
@@ -269,7 +269,7 @@ class ElasticRayExecutor:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Get ready; workers are started by ``run``."""
+        """Prepare the executor; ``run`` starts the workers."""
         self._adapter = ElasticAdapter(self.settings, self._resources)
         self._adapter.start((None, None, None), self._variables)
 
@@ -278,11 +278,11 @@ class ElasticRayExecutor:
         worker_fn: Callable[[], Any],
         callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None = None,
     ) -> list[Any]:
-        """Run a function as an elastic job; it calls ``hvd.init()`` and a function of ``hvd.elastic.run``.
+        """Run a function as an elastic job; it must call ``hvd.init()`` and a function of ``hvd.elastic.run``.
 
         Args:
-            worker_fn: what each process calls.
-            callbacks: each is called with each dictionary that a worker gives to ``ray_logger.log``.
+            worker_fn: the function that each process calls.
+            callbacks: functions called with each dictionary that a worker passes to ``ray_logger.log``.
 
         Returns:
             The results of the ranks of the last generation, in rank order.
@@ -302,13 +302,13 @@ def check_sizes(fewest: int, most: int | None, name: str, limit: str) -> None:
     """Check the limits of an elastic job.
 
     Args:
-        fewest: ranks.
-        most: ranks; None for no limit.
-        name: of the first argument.
-        limit: name of the second one.
+        fewest: minimum number of ranks.
+        most: maximum number of ranks; None for no limit.
+        name: name of the first argument.
+        limit: name of the second argument.
 
     Raises:
-        ValueError: they are wrong.
+        ValueError: the limits are invalid.
     """
     if fewest < 1 or (most is not None and most < fewest):
         raise ValueError(f"{name} must be at least 1, and {limit} not less; received {fewest} and {most}")

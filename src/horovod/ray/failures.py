@@ -1,4 +1,4 @@
-"""Errors of actors in one line, with actor, node and rank."""
+"""One-line errors of actors, with actor, node and rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADVICE = "; Ray's logs of its node say more (ray logs cluster)"
 
 
 def how_lost(error: BaseException) -> str:
-    """Return how an actor was lost, such as "died: its node is lost".
+    """Return the cause of an actor's loss as text, such as "died: its node is lost".
 
     Args:
         error: one of ``LOST``.
@@ -40,7 +40,7 @@ def how_lost(error: BaseException) -> str:
 
 
 def lost_rank(who: str, error: BaseException) -> LaunchError:
-    """Return the error of a job that has lost an actor.
+    """Return the error for a job that has lost an actor.
 
     Args:
         who: the rank, with its actor and node.
@@ -55,9 +55,9 @@ def traceback_text(error: Any) -> str:
     """Return the remote traceback of an error as Python prints it; empty when there is none.
 
     Args:
-        error: that a call of an actor raised.
+        error: error raised by a call of an actor.
     """
     if not isinstance(error, RayTaskError):
         return ""
-    lines = str(error.traceback_str).splitlines()[1:]  # the first names the call and its process
+    lines = str(error.traceback_str).splitlines()[1:]  # the first line names the call and its process
     return "\n".join(["Traceback (most recent call last):", *lines])

@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster: their names in a job, and which of them an elastic job may use."""
+"""The nodes of the Ray cluster: their names in a job, and their slots for elastic jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RayHostDiscovery", "alive_nodes", "free_slots", "node_name"]
 
 
 def alive_nodes() -> dict[str, dict[str, Any]]:
-    """Return what Ray says of each node that is alive, by its id."""
+    """Return Ray's description of each living node, by its id."""
     return {node["NodeID"]: node for node in ray.nodes() if node.get("Alive", node.get("alive"))}
 
 
@@ -20,24 +20,24 @@ def node_name(node_id: str, address: str) -> str:
     """Return the name of a node in messages, and in HOROVOD_HOSTNAME; several nodes may share an address.
 
     Args:
-        node_id: of the node.
-        address: of its host.
+        node_id: id of the node.
+        address: address of its host.
     """
     return f"{address}-{node_id[:6]}"
 
 
 class RayHostDiscovery:
-    """Says which nodes of the cluster have room for how many workers.
+    """Finds the number of workers for which each node of the cluster has resources.
 
     Args:
         use_gpu: whether each worker has GPUs.
-        cpus_per_worker: CPUs of each.
-        gpus_per_worker: GPUs of each; 1 when omitted, if ``use_gpu``.
+        cpus_per_worker: CPUs of each worker.
+        gpus_per_worker: GPUs of each worker; 1 when omitted, if ``use_gpu``.
         cpus_per_slot: older name of ``cpus_per_worker``.
         gpus_per_slot: older name of ``gpus_per_worker``.
 
     Raises:
-        ValueError: the arguments contradict each other.
+        ValueError: arguments contradict each other.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class RayHostDiscovery:
         self.resources = Resources(cpus_per_worker if cpus_per_slot is None else cpus_per_slot, gpus)
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the number of workers that each node that is alive can have, by the id of the node."""
+        """Return the maximum number of workers on each living node, by the id of the node."""
         found = {id_: self.resources.slots(node["Resources"]) for id_, node in alive_nodes().items()}
         return {id_: slots for id_, slots in found.items() if slots > 0}
 
 
 def free_slots(resources: Resources) -> int:
-    """Return how many workers could start now, with what others have left of the cluster.
+    """Return the number of workers that could start now, with the cluster's free resources.
 
     Args:
-        resources: of one worker.
+        resources: resources of one worker.
     """
     from ray._private.state import available_resources_per_node
 

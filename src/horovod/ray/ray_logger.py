@@ -1,4 +1,4 @@
-"""Lets the function of a rank send dictionaries to the callbacks of ``RayExecutor.run``, while it trains."""
+"""Send dictionaries from a rank's function to the callbacks of ``RayExecutor.run`` during training."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _queue: Any = None
 
 
 def configure(queue: Any) -> None:
-    """Say where ``log`` of this process puts what it gets.
+    """Set the queue to which ``log`` of this process sends dictionaries.
 
     Args:
-        queue: a ``ray.util.queue.Queue``; None for nowhere.
+        queue: a ``ray.util.queue.Queue``; None drops the dictionaries.
     """
     global _queue
     _queue = queue
 
 
 def log(info_dict: dict[str, Any]) -> None:
-    """Send a dictionary to the callbacks, one call of each for each dictionary; without callbacks it is dropped.
+    """Send a dictionary to each callback; without callbacks it is dropped.
 
     Args:
         info_dict: plain data, such as numbers.
@@ -36,10 +36,10 @@ def log(info_dict: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def relayed(callbacks: Sequence[Callable[[dict[str, Any]], Any]]) -> Iterator[Any]:
-    """Call functions with what ranks log inside of the context; gives the queue for the ranks, or None.
+    """Return a context that calls functions with logged dictionaries, and yields the queue for the ranks, or None.
 
     Args:
-        callbacks: each is called with each dictionary, in a thread of this process.
+        callbacks: functions called with each dictionary, in a thread of this process.
 
     Raises:
         Exception: as a callback raised it, at the end of the context.

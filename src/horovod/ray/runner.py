@@ -19,30 +19,30 @@ _Callbacks = Sequence[Callable[[dict[str, Any]], Any]] | None
 
 
 class RayExecutor:
-    """Runs functions on ranks that are actors of a Ray cluster, and train together.
+    """Runs functions on ranks that are actors of a Ray cluster.
 
-    Give ``num_workers`` for ranks close to each other, ``num_hosts`` for the same number on each of several nodes, or
-    ``min_workers`` for an elastic job. All workers of a node see all of their GPUs: choose by ``hvd.local_rank()``.
+    Pass ``num_workers`` for ranks close to each other, ``num_hosts`` for the same number on each of several nodes, or
+    ``min_workers`` for an elastic job. All workers of a node see all their GPUs: choose one by ``hvd.local_rank()``.
 
     Args:
-        settings: that ``create_settings`` made.
+        settings: result of ``create_settings``.
         num_workers: number of ranks.
         num_hosts: number of nodes.
         num_workers_per_host: number of ranks on each of ``num_hosts`` nodes.
         cpus_per_worker: CPUs of each rank.
         use_gpu: whether ranks have GPUs.
         gpus_per_worker: GPUs of each rank; 1 when omitted, if ``use_gpu``.
-        use_current_placement_group: whether ``num_workers`` ranks run in the placement group of the caller, if it is
-            in one, such as in a trial of Ray Tune.
-        min_workers: fewest ranks of an elastic job.
-        max_workers: most; None for as many as the cluster has room for.
-        reset_limit: number of changes of the membership; None for no limit.
-        cooldown_range: seconds until a slot whose actor failed is used again, and their limit; ``(1, 600)`` when None.
+        use_current_placement_group: whether ``num_workers`` ranks run in the caller's placement group, if there is one,
+            as in a trial of Ray Tune.
+        min_workers: minimum number of ranks of an elastic job.
+        max_workers: maximum number; None for as many as the cluster has resources for.
+        reset_limit: maximum number of membership changes; None for no limit.
+        cooldown_range: initial and maximum seconds until a slot with a failed actor is reused; ``(1, 600)`` when None.
         elastic_timeout: seconds that ranks wait for each other after a change.
-        override_discovery: whether the nodes are those of the Ray cluster; otherwise ``settings.discovery`` says them.
+        override_discovery: whether to use the Ray cluster's nodes; otherwise ``settings.discovery`` lists the nodes.
 
     Raises:
-        ValueError: the arguments contradict each other.
+        ValueError: arguments contradict each other.
     """
 
     @staticmethod
@@ -56,12 +56,12 @@ class RayExecutor:
         """Return settings for the constructor.
 
         Args:
-            timeout_s: seconds that ``hvd.init()`` waits for other ranks; less than the 600 of HOROVOD_START_TIMEOUT has
+            timeout_s: seconds that ``hvd.init()`` waits for other ranks; a value below HOROVOD_START_TIMEOUT's 600 has
                 no effect.
-            ssh_identity_file: accepted, without effect: Ray starts the processes.
-            ssh_str: accepted, without effect.
-            placement_group_timeout_s: seconds until the cluster must have reserved what the workers need.
-            nics: names of the network interfaces over which ranks talk.
+            ssh_identity_file: accepted and ignored: Ray starts the processes.
+            ssh_str: accepted and ignored.
+            placement_group_timeout_s: seconds to wait for the cluster to reserve the workers' resources.
+            nics: names of the network interfaces over which ranks communicate.
         """
         return MiniSettings(
             nics=nics,
@@ -122,19 +122,19 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the workers; those of an elastic job are started by each ``run``.
+        """Start the workers; in an elastic job each ``run`` starts them.
 
         Args:
-            executable_cls: class of an object that each worker makes, for functions of ``execute``.
-            executable_args: its arguments.
-            executable_kwargs: its named arguments.
-            extra_env_vars: more variables for the environment of the workers, such as HOROVOD_TIMELINE.
+            executable_cls: class of an object that each worker creates, for functions of ``execute``.
+            executable_args: positional arguments of the class.
+            executable_kwargs: keyword arguments of the class.
+            extra_env_vars: additional environment variables for the workers, such as HOROVOD_TIMELINE.
 
         Raises:
             LaunchError: the workers run already, or one has failed.
-            TimeoutError: the cluster did not have what they need within ``placement_group_timeout_s``.
+            TimeoutError: the cluster did not have the resources within ``placement_group_timeout_s``.
 
-        Blocks until they run.
+        Blocks until the workers run.
         """
         if self._adapter is None:
             self._adapter = _Remote(self._kind, self._options) if _is_client() else self._kind(*self._options)
@@ -150,14 +150,14 @@ class RayExecutor:
         """Call ``fn(*args, **kwargs)`` on every rank, and return the results in rank order.
 
         Args:
-            fn: what to call; it calls ``hvd.init()`` itself.
+            fn: the function; it must call ``hvd.init()``.
             args: its arguments.
-            kwargs: its named arguments.
-            callbacks: each is called with each dictionary that a rank gives to ``ray_logger.log``.
+            kwargs: its keyword arguments.
+            callbacks: functions called with each dictionary that a rank passes to ``ray_logger.log``.
 
         Raises:
-            LaunchError: an actor is gone; names rank, actor and node. Of an elastic job: it could not go on.
-            Exception: as ``fn`` raised it on the first rank that failed by itself.
+            LaunchError: an actor is lost (the message names rank, actor, node); or an elastic job could not continue.
+            Exception: as ``fn`` raised it on the first rank that failed on its own.
 
         Blocks until all ranks have returned.
         """
@@ -171,7 +171,7 @@ class RayExecutor:
         """Call ``fn(*args, **kwargs)`` on every rank without waiting, and return references to the results.
 
         Args:
-            fn: what to call.
+            fn: the function.
             args: its arguments.
             kwargs: its named arguments.
 
@@ -186,7 +186,7 @@ class RayExecutor:
         """Call ``fn(executable)`` on every rank, and return the results in rank order.
 
         Args:
-            fn: gets the object of ``executable_cls``, or None.
+            fn: the function; its argument is the object of ``executable_cls``, or None.
             callbacks: as for ``run``.
 
         Raises:
@@ -201,7 +201,7 @@ class RayExecutor:
         """Call ``fn(executable)`` on rank 0, and return its result.
 
         Args:
-            fn: gets the object of ``executable_cls``, or None.
+            fn: the function; its argument is the object of ``executable_cls``, or None.
 
         Raises:
             NotImplementedError: the job is elastic.
@@ -212,7 +212,7 @@ class RayExecutor:
         return self._started().execute_single(fn)
 
     def shutdown(self) -> None:
-        """End the workers, and give their resources back; ``start`` may follow."""
+        """End the workers, and release their resources; ``start`` may follow."""
         if self._adapter is not None:
             self._adapter.shutdown()
             self._adapter = None
@@ -234,7 +234,7 @@ def _is_client() -> bool:
 
 
 class _Remote:
-    """An adapter in an actor: under Ray Client, job service and references stay inside the cluster.
+    """Runs an adapter in an actor, so that under Ray Client the job service and references stay in the cluster.
 
     Args:
         kind: class of the adapter.

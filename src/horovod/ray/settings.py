@@ -1,4 +1,4 @@
-"""Settings of executors, which ``create_settings`` makes."""
+"""Settings of executors; ``create_settings`` creates them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class MiniSettings:
     """Settings of an executor, with Horovod's names.
 
     Attributes:
-        nics: network interfaces over which ranks talk; all when None.
-        verbose: accepted, without effect.
-        key: accepted, without effect: each job makes its own.
-        ssh_port: accepted, without effect: Ray starts the processes.
-        ssh_identity_file: accepted, without effect.
-        ssh_str: accepted, without effect.
-        timeout_s: seconds that ``hvd.init()`` of a rank waits for the others; at least HOROVOD_START_TIMEOUT's default
-            is granted, since ranks import frameworks before.
-        placement_group_timeout_s: seconds until the cluster must have reserved what the workers need.
+        nics: network interfaces over which ranks communicate; all when None.
+        verbose: accepted and ignored.
+        key: accepted and ignored: each job creates its own.
+        ssh_port: accepted and ignored: Ray starts the processes.
+        ssh_identity_file: accepted and ignored.
+        ssh_str: accepted and ignored.
+        timeout_s: seconds that ``hvd.init()`` of a rank waits for the others; the minimum is HOROVOD_START_TIMEOUT's
+            default, because ranks first import frameworks.
+        placement_group_timeout_s: seconds to wait for the cluster to reserve the workers' resources.
         elastic: whether the job may change its size.
-        min_num_proc: fewest ranks of an elastic job.
-        max_num_proc: most; None for as many as the cluster has slots.
-        reset_limit: number of changes of an elastic job; None for no limit.
+        min_num_proc: minimum number of ranks of an elastic job.
+        max_num_proc: maximum number; None for the number of the cluster's slots.
+        reset_limit: maximum number of membership changes; None for no limit.
         elastic_timeout: seconds that ranks of an elastic job wait for each other after a change.
-        cooldown_range: seconds until a slot whose actor failed is used again, and their limit.
-        discovery: says which nodes an elastic job may use.
+        cooldown_range: initial and maximum seconds until a slot with a failed actor is reused.
+        discovery: lists the nodes that an elastic job may use.
     """
 
     nics: Iterable[str] | None = None
@@ -54,12 +54,12 @@ class MiniSettings:
 
     @property
     def interfaces(self) -> tuple[str, ...]:
-        """The network interfaces, in words of the launcher."""
+        """Names of the network interfaces, in the launcher's format."""
         return tuple([self.nics] if isinstance(self.nics, str) else self.nics or ())
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of all ranks."""
+        """Environment variables for all ranks."""
         found = {"HOROVOD_START_TIMEOUT": str(max(self.timeout_s, _DEFAULT_START_TIMEOUT_S))}
         return found | ({"HOROVOD_GLOO_IFACE": ",".join(self.interfaces)} if self.interfaces else {})
 
@@ -77,7 +77,7 @@ class Resources:
         return {name: amount for name, amount in found.items() if amount}
 
     def slots(self, resources: dict[str, float]) -> int:
-        """Return for how many workers the resources of a node are enough."""
+        """Return the number of workers that a node's resources suffice for."""
         needs = self.bundle()
         if not needs:
             return 1
@@ -89,11 +89,11 @@ def check_gpus(use_gpu: bool, gpus: int | None, name: str) -> int:
 
     Args:
         use_gpu: whether workers have GPUs.
-        gpus: how many each has; 1 when None.
-        name: of that argument.
+        gpus: number of GPUs per worker; 1 when None.
+        name: name of that argument.
 
     Raises:
-        ValueError: the arguments contradict each other.
+        ValueError: arguments contradict each other.
     """
     if gpus is not None and not use_gpu:
         raise ValueError(f"{name}={gpus} is set, but use_gpu is False: {name} needs use_gpu=True")

@@ -19,19 +19,19 @@ from horovod.ray.worker import BaseHorovodWorker
 
 __all__ = ["StaticAdapter"]
 
-#: How long the rank that made others fail may take to fail itself.
+#: Seconds to wait for the failure of the rank that caused the failures of others.
 _CAUSE_S = 2.0
 
 
 class StaticAdapter:
-    """See ``RayExecutor``, whose methods these are.
+    """Methods of ``RayExecutor`` for jobs of fixed size; see there.
 
     Args:
-        settings: of the executor.
-        resources: of one worker.
+        settings: settings of the executor.
+        resources: resources of one worker.
         count: number of workers; 0 if hosts are given.
         hosts: number of nodes, or 0.
-        per_host: number of workers on each of them.
+        per_host: number of workers on each node.
         use_current: whether the caller's placement group is used.
     """
 
@@ -50,12 +50,12 @@ class StaticAdapter:
         """Start the actors, and make each of them a rank.
 
         Args:
-            executable: class, arguments and named arguments of the object that functions of ``execute`` get.
-            extra_env_vars: more variables for the environment of the actors.
+            executable: class, arguments and keyword arguments of the object for functions of ``execute``.
+            extra_env_vars: additional environment variables for the actors.
 
         Raises:
-            LaunchError: it runs already, or an actor failed.
-            TimeoutError: the cluster does not have what the workers need.
+            LaunchError: the job runs already, or an actor failed.
+            TimeoutError: the cluster does not have the workers' resources.
         """
         if self._workers:
             raise LaunchError("the workers run already; call shutdown() first")
@@ -95,7 +95,7 @@ class StaticAdapter:
         refs = []
         for rank, (worker, (_, _, pid, _)) in enumerate(found):
             name, own = names[rank], dict(self._job.variables[rank])
-            if gpus[name]:  # of all workers of the node: ranks choose theirs by hvd.local_rank()
+            if gpus[name]:  # GPUs of all workers of the node: ranks choose by hvd.local_rank()
                 own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[name])
             self._who.append(f"rank {rank} (actor {worker._actor_id.hex()}, pid {pid}, node {name})")
             refs.append(worker.update_env_vars.remote(own))
@@ -139,14 +139,14 @@ class StaticAdapter:
         return value
 
     def _note_end(self, rank: int, future: Future[Any]) -> None:
-        """Tell the other ranks of an actor that is gone; in a thread of Ray's."""
+        """Notify the other ranks of a lost actor; runs in a Ray thread."""
         error, job = future.exception(), self._job
         if isinstance(error, LOST) and job is not None and rank not in self._lost:
             self._lost[rank] = error
             job.ended(rank, self._who[rank], how_lost(error))
 
     def _collect(self, refs: Sequence[Any]) -> list[Any]:
-        """Return the results of calls; raise the first cause of a failure."""
+        """Return the results of calls; raise the original cause of a failure."""
         values: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         waiting = {ref: i for i, ref in enumerate(refs)}
@@ -179,7 +179,7 @@ class StaticAdapter:
         raise cause
 
     def shutdown(self) -> None:
-        """End the actors, and give the resources back."""
+        """End the actors, and release the resources."""
         for worker in self._workers:
             ray.kill(worker)
         self._workers, self._who, self._lost = [], [], {}

@@ -1,4 +1,4 @@
-"""Where workers run: placement groups, and the actors in them."""
+"""Placement of workers: placement groups, and options of the actors in them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Placement(NamedTuple):
 
     Attributes:
         group: the group.
-        bundles: index of the bundle of each worker; -1 for any.
-        is_ours: whether to remove it at the end.
+        bundles: index of the bundle of each worker; -1 for any bundle.
+        is_ours: whether to remove the group at the end.
     """
 
     group: Any
@@ -27,7 +27,7 @@ class Placement(NamedTuple):
     is_ours: bool
 
     def remove(self) -> None:
-        """Give the resources back, if this job has reserved them."""
+        """Release the resources, if this job has reserved them."""
         if self.is_ours:
             remove_placement_group(self.group)
 
@@ -38,13 +38,13 @@ def create_placement_group(
     """Reserve bundles of resources.
 
     Args:
-        resources_per_bundle: amounts by name.
+        resources_per_bundle: amounts of resources by name.
         num_bundles: number of equal bundles.
         pg_timeout: seconds to wait for the cluster.
-        pg_strategy: "PACK", "STRICT_SPREAD" and so on, as Ray knows it.
+        pg_strategy: Ray's name of the strategy: "PACK", "STRICT_SPREAD" and so on.
 
     Raises:
-        TimeoutError: the cluster did not have them in time; says what was free.
+        TimeoutError: the cluster did not have them in time; the message lists free resources.
 
     Blocks until the resources are reserved.
     """
@@ -62,12 +62,12 @@ def create_placement_group(
 
 
 def place_packed(resources: Resources, count: int, timeout_s: float, use_current: bool) -> Placement:
-    """Place workers on as few nodes as possible, or inside the placement group that the caller is in.
+    """Place workers on as few nodes as possible, or inside the caller's placement group.
 
     Args:
-        resources: of one worker.
+        resources: resources of one worker.
         count: number of workers.
-        timeout_s: limit for the reservation.
+        timeout_s: seconds to wait for the reservation.
         use_current: whether the caller's group is used, if it has one.
     """
     current = get_current_placement_group() if use_current else None
@@ -78,13 +78,13 @@ def place_packed(resources: Resources, count: int, timeout_s: float, use_current
 
 
 def place_on_hosts(resources: Resources, hosts: int, per_host: int, timeout_s: float) -> Placement:
-    """Place as many workers on each of several nodes.
+    """Place the same number of workers on each of several nodes.
 
     Args:
-        resources: of one worker.
+        resources: resources of one worker.
         hosts: number of nodes.
-        per_host: number of workers on each.
-        timeout_s: limit for the reservation.
+        per_host: number of workers on each node.
+        timeout_s: seconds to wait for the reservation.
     """
     bundle = resources.bundle(per_host) or {"CPU": 0.001}
     group = create_placement_group(bundle, hosts, timeout_s, "STRICT_SPREAD")
@@ -95,7 +95,7 @@ def worker_options(resources: Resources, group: Any, bundle: int) -> dict[str, A
     """Return the options of an actor in a bundle.
 
     Args:
-        resources: of one worker.
+        resources: resources of one worker.
         group: the placement group.
         bundle: index of its bundle.
     """

@@ -1,6 +1,6 @@
 """Ranks in the workers of Ray Train: ``DataParallelTrainer(..., backend_config=HorovodConfig())``.
 
-``DataParallelTrainer`` is Ray's own, from where the installed version has it.
+``DataParallelTrainer`` is Ray's own, imported from the path of the installed version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["DataParallelTrainer", "HorovodBackend", "HorovodConfig"]
 
 @contextmanager
 def _leaving_at_the_end() -> Iterator[None]:
-    """Leave the job when the training function ends, so that no other rank waits for one that has failed."""
+    """Return a context that leaves the job at its end, so that no other rank waits for a failed one."""
     try:
         yield
     finally:
@@ -38,11 +38,11 @@ def _leaving_at_the_end() -> Iterator[None]:
 
 @dataclass
 class HorovodConfig(BackendConfig):
-    """Makes each worker of a ``DataParallelTrainer`` a rank; its function calls ``hvd.init()``.
+    """Makes each worker of a ``DataParallelTrainer`` a rank; the training function must call ``hvd.init()``.
 
     Attributes:
-        env: more variables for the environment of the workers, such as HOROVOD_TIMELINE.
-        nics: network interfaces at which ranks find each other; all when empty.
+        env: additional environment variables for the workers, such as HOROVOD_TIMELINE.
+        nics: network interfaces over which ranks find each other; all when empty.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class HorovodConfig(BackendConfig):
 
 
 class HorovodBackend(Backend):
-    """Prepares the workers of one group; Ray Train makes another group after a failure, and when its size changes."""
+    """Prepares the workers of a group; Ray Train creates another group after a failure or a change of size."""
 
     share_cuda_visible_devices = True
 
@@ -68,11 +68,11 @@ class HorovodBackend(Backend):
         self._jobs: dict[int, WorkerJob] = {}  # by group
 
     def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
-        """Give each worker its rank.
+        """Assign a rank to each worker.
 
         Args:
             worker_group: the workers.
-            backend_config: what the user wants.
+            backend_config: the user's configuration.
         """
         places = worker_group.execute(_place)
         order = in_rank_order(range(len(places)), lambda i: places[i])

@@ -16,14 +16,14 @@ __all__ = ["BaseHorovodWorker"]
 
 
 class BaseHorovodWorker:
-    """The methods of an actor of ``RayExecutor``; executors make it an actor.
+    """Methods of an actor of ``RayExecutor``; executors turn this class into an actor.
 
     Args:
-        world_rank: accepted, without effect: the executor numbers its workers by their nodes.
-        world_size: accepted, without effect.
+        world_rank: accepted and ignored: the executor numbers its workers by their nodes.
+        world_size: accepted and ignored.
 
     Attributes:
-        executable: object that ``RayExecutor.start`` made of its ``executable_cls``; None without one.
+        executable: object of ``executable_cls`` of ``RayExecutor.start``; None without one.
     """
 
     executable: Any = None
@@ -36,7 +36,7 @@ class BaseHorovodWorker:
         return str(ray.get_runtime_context().get_node_id())
 
     def hostname(self) -> str:
-        """Return the id of the node of this actor, as Horovod does."""
+        """Return the id of the node of this actor, under Horovod's name."""
         return self.node_id()
 
     def place(self) -> tuple[str, str, int, list[str]]:
@@ -51,7 +51,7 @@ class BaseHorovodWorker:
         """Set variables in the environment of this process.
 
         Args:
-            env_vars: by name; values are made texts.
+            env_vars: values by name; they are converted to strings.
         """
         os.environ.update({name: str(value) for name, value in env_vars.items()})
 
@@ -65,12 +65,12 @@ class BaseHorovodWorker:
         executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the object that functions of ``execute`` get.
+        """Create the object for functions of ``execute``.
 
         Args:
             executable_cls: its class; None for no object.
             executable_args: arguments of the class.
-            executable_kwargs: its named arguments.
+            executable_kwargs: keyword arguments of the class.
         """
         if executable_cls is not None:
             self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
@@ -85,7 +85,7 @@ class BaseHorovodWorker:
             Its result.
 
         Raises:
-            Exception: as the function raised it; this process has left its job then, so that no rank waits for it.
+            Exception: as the function raised it; this process has left its job first, so that no rank waits for it.
         """
         return self.call((func, (self.executable,), {}), None)[0]
 
@@ -93,11 +93,11 @@ class BaseHorovodWorker:
         """Call a function as a rank; see ``execute``.
 
         Args:
-            call: function, arguments, and named arguments.
-            queue: where ``ray_logger.log`` puts what it gets; None for nowhere.
+            call: function, arguments and keyword arguments.
+            queue: queue for the dictionaries of ``ray_logger.log``; None drops them.
 
         Returns:
-            Its result, and True; Ray makes two objects of them, and the second is a small one.
+            Its result, and True; Ray stores them as two objects, and the second one is small.
         """
         func, args, kwargs = call
         ray_logger.configure(queue)
@@ -122,11 +122,11 @@ class BaseHorovodWorker:
         call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]],
         queue: Any,
     ) -> Any:
-        """Be a process of an elastic job for one call.
+        """Run one call as a process of an elastic job.
 
         Args:
-            variables: of the process, as ``launch.elastic_workers`` made them.
-            executable: as for ``start_executable``, if the function gets one first.
+            variables: the process's environment variables from ``launch.elastic_workers``.
+            executable: as for ``start_executable``, if the function's first argument is an executable.
             call: as for ``call``.
             queue: as for ``call``.
         """

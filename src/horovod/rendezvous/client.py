@@ -23,14 +23,14 @@ from horovod.world import World
 __all__ = ["FateQuery", "JobStore", "connect_first", "endpoints_of", "ports", "secret_of", "service_secret"]
 
 Socket = zmq.Socket[bytes]
-#: How often to look whether something has ended the wait; how often to resolve names again, and to ask again.
+#: Intervals: to check whether waiting has become useless, to resolve names again, and to ask again.
 _LOOK_MS, _RESOLVE_S, _AGAIN_S = 100, 1.0, 0.05
-#: How many ports of rank 0's host are tried, as some may be taken.
+#: Number of ports to try on rank 0's host, as some may be taken.
 _PORTS = 4
 
 
 def secret_of(world: World) -> bytes:
-    """Return the secret of those ranks of a run that take part, such as for connections between their hosts."""
+    """Return the secret of the member ranks of a run, for example for connections between their hosts."""
     return purpose_key(world.key, f"run {world.meeting.run}") if world.meeting.run else world.key
 
 
@@ -72,15 +72,15 @@ def connect_first(
     """Connect to the first of several endpoints that proves to have the key; all are tried side by side.
 
     Args:
-        context: where to make sockets.
-        key: of both ends.
+        context: context of the sockets.
+        key: key of both ends.
         candidates: returns the endpoints; called again as long as none has answered.
         patience: how long to try.
         nobody: error message if nobody answers.
-        max_bytes: size of a message that is taken, at most.
+        max_bytes: size of the largest message that is accepted.
 
     Returns:
-        A DEALER that is connected, and its endpoint.
+        A connected DEALER, and its endpoint.
 
     Raises:
         InitError: nobody answered in time.
@@ -117,11 +117,11 @@ class JobStore:
     Args:
         secret: the job's secret.
         candidates: returns the endpoints of the service; the first that answers is taken.
-        prefix: of all keys, such as the generation.
-        timeout_s: seconds to wait for anything, unless a call says otherwise.
+        prefix: prefix of all keys, such as the generation.
+        timeout_s: seconds for which a call waits, unless it has a limit of its own.
         check: called while this rank looks for the service; raises when waiting has become useless.
         where: an endpoint of rank 0's host, for engines that choose a network by it; the service's own when empty.
-        on_close: called at the end, such as to end a service in this process.
+        on_close: called by ``close``, for example to end a service in this process.
 
     Attributes:
         endpoint: as ``where``.
@@ -158,24 +158,24 @@ class JobStore:
         self.endpoint = where or found
 
     def set(self, key: str, value: bytes) -> None:
-        """Let ``key`` have ``value``, for all ranks."""
+        """Set the value of ``key``, for all ranks."""
         self._ask("set", key, value=value)
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """Return the value of ``key``, as soon as some rank has set it.
 
         Args:
-            key: of the entry.
-            timeout_s: seconds, at most.
+            key: key of the entry.
+            timeout_s: limit in seconds.
 
         Raises:
-            TimeoutError: nobody has set it.
+            TimeoutError: no rank has set it.
             ConnectionError: the store was closed meanwhile.
         """
         return self._ask("get", key, timeout_s=timeout_s).value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 at first, and return the sum."""
+        """Add to a number, which is 0 initially, and return the sum."""
         return self._ask("add", key, amount=amount).amount
 
     def check(self, key: str) -> bool:
@@ -183,18 +183,18 @@ class JobStore:
         return bool(self._ask("check", key).amount)
 
     def delete(self, key: str) -> bool:
-        """Forget ``key``; return whether it had a value."""
+        """Delete ``key``; return whether it had a value."""
         return bool(self._ask("delete", key).amount)
 
     def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
         """Block until all ``keys`` have values.
 
         Args:
-            keys: of the entries.
-            timeout_s: seconds, at most, for all of them.
+            keys: keys of the entries.
+            timeout_s: limit for all of them together, in seconds.
 
         Raises:
-            TimeoutError: one has none.
+            TimeoutError: a key has no value.
             ConnectionError: the store was closed meanwhile.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
@@ -233,7 +233,7 @@ class JobStore:
                     self._look(verb, key, deadline, limit_s)
                     continue
                 data = self._socket.recv()
-                # An earlier question, for which nobody waits any more, may still be answered.
+                # An earlier question, whose asker has given up, may still be answered.
                 if number_of(data) == self._number and (answer := unpack(data, Value)) is not None:
                     return answer
         except (zmq.ZMQError, msgspec.MsgspecError) as error:
@@ -254,8 +254,8 @@ class FateQuery:
     Args:
         places: endpoints of the service.
         secret: the job's secret.
-        rank: of the job.
-        generation: in which it has this rank; 0 in a job that is not elastic.
+        rank: rank in the job.
+        generation: generation in which it has this rank; 0 in a job that is not elastic.
     """
 
     def __init__(self, places: Sequence[str], secret: bytes, rank: int, generation: int = 0) -> None:
@@ -282,5 +282,5 @@ class FateQuery:
         return ""
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the connections."""
         curve.terminate(self._context)

@@ -1,6 +1,6 @@
 """Sockets between hosts: ZeroMQ with CURVE, for processes that have the job's secret and no others.
 
-A listening socket draws its key pair from the secret. A client must know its public key, which is never sent, so only
+A listening socket derives its key pair from the secret. A client must know its public key, which is never sent, so only
 a process with the secret can compute it; the server proves its secret key in the same handshake. libzmq drops all other
 connections, and ends those that have not completed the handshake after five seconds.
 
@@ -19,16 +19,16 @@ from zmq.utils import z85
 __all__ = ["MAX_BYTES", "client_socket", "part", "server_socket", "terminate"]
 
 MAX_BYTES = 64 << 20
-"""Size of a message that is taken, at most; a peer that sends a larger one is cut off."""
+"""Size of the largest accepted message; a peer that sends a larger one is disconnected."""
 #: A peer that has not shown its key within this time is cut off; one that does not answer is tried again.
 _HANDSHAKE_MS, _CONNECT_MS, _RETRY_MS, _RETRY_MOST_MS = 5_000, 3_000, 50, 1_000
 _BACKLOG = 1024
-#: How long, and how often, to look whether those who were told the last word are gone.
+#: How long, and how often, to check whether the receivers of a last message have left.
 _PART_S, _PART_LOOK_MS = 2.0, 5
 
 
 def _server_key(secret: bytes) -> bytes:
-    """The secret key of all listening sockets with a secret, in Z85."""
+    """Return the secret key of all listening sockets with a secret, in Z85."""
     if not secret:
         raise ValueError("a socket between hosts needs the job's secret")
     return z85.encode(hmac.digest(secret, b"horovod curve server", "sha256"))
@@ -37,13 +37,13 @@ def _server_key(secret: bytes) -> bytes:
 def server_socket(
     context: zmq.Context[zmq.Socket[bytes]], secret: bytes, kind: int = zmq.ROUTER, max_bytes: int = MAX_BYTES
 ) -> zmq.Socket[bytes]:
-    """Return a socket that can be bound, on which only processes with the job's secret are heard.
+    """Return a socket to be bound, which accepts only processes with the job's secret.
 
     Args:
         context: its context; ``terminate`` ends it.
         secret: the job's secret.
-        kind: such as ``zmq.ROUTER``.
-        max_bytes: size of a message that is taken, at most.
+        kind: type of the socket, such as ``zmq.ROUTER``.
+        max_bytes: size of the largest message that is accepted.
 
     Raises:
         ValueError: there is no secret.
@@ -62,14 +62,14 @@ def client_socket(
     max_bytes: int = MAX_BYTES,
     routing_id: bytes = b"",
 ) -> zmq.Socket[bytes]:
-    """Return a socket that can be connected; it can be written once the other end has proven to have the secret.
+    """Return a socket to be connected; it becomes writable when the other end has proven to have the secret.
 
     Args:
         context: its context.
         secret: the job's secret.
-        kind: such as ``zmq.DEALER``.
-        max_bytes: size of a message that is taken, at most.
-        routing_id: the name that a ROUTER knows it by; one of its own when empty.
+        kind: type of the socket, such as ``zmq.DEALER``.
+        max_bytes: size of the largest message that is accepted.
+        routing_id: its name at a ROUTER; ZeroMQ chooses one when empty.
 
     Raises:
         ValueError: there is no secret.
@@ -90,15 +90,15 @@ def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 
 
 def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], word: bytes) -> None:
-    """Stay until those who are told the last word are gone, before their ROUTER is closed.
+    """Wait until the receivers of a last message have left, before their ROUTER is closed.
 
-    A socket of ``client_socket`` forgets what it has not read yet in the moment its connection ends. So who says the
-    last word must not be the first to go; who has read it goes.
+    A socket of ``client_socket`` drops unread messages in the moment its connection ends. So the sender of the last
+    message must not leave first; a receiver leaves when it has read the message.
 
     Args:
         socket: a ROUTER.
         peers: their routing ids.
-        word: what they are sent until they are gone, which tells who is: the last word, or what nobody reads after it.
+        word: message that is sent until they have left, to detect that: the last one, or one that is not read after it.
 
     Blocks for two seconds, at most.
     """
@@ -115,7 +115,7 @@ def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], word: bytes) -> None
                     raise
                 present.discard(peer)
         if present and socket.poll(_PART_LOOK_MS):
-            socket.recv_multipart()  # nobody is heard any more
+            socket.recv_multipart()  # ignore messages from now on
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_bytes: int) -> zmq.Socket[bytes]:

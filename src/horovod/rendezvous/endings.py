@@ -1,8 +1,8 @@
-"""Which ranks have ended already, before a meeting as well: nobody shall wait for them until the start timeout.
+"""Finds ranks that have ended already, even before a meeting, so that no rank waits for them until the timeout.
 
-Three sources tell. Under horovodrun, the parent of all ranks writes down how each has ended, in anonymous memory that
-it lends to processes of the same user; under other launchers the process table shows whom they run; and whoever was at
-an earlier meeting is known by its process.
+There are three sources. Under horovodrun, the parent of all ranks records how each has ended, in anonymous memory that
+processes of the same user can read. Under other launchers, the process table shows the processes that they run. Ranks
+of an earlier meeting are known by their processes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def has_begun(table: int, slot: int) -> bool:
     """Return whether the process in a slot of this host has called ``init()``.
 
     Args:
-        table: the keeper's.
-        slot: whose.
+        table: descriptor of the keeper's table.
+        slot: slot of the process.
     """
     return os.pread(table, len(_BEGUN), (slot + 1) * _ROW.size - len(_BEGUN)) == _BEGUN
 
@@ -57,7 +57,7 @@ class Endings:
     """The processes of one job, seen from one of its ranks.
 
     Args:
-        world: who this process is.
+        world: this process's place in the job.
         proc: where the process table is mounted.
     """
 
@@ -67,7 +67,7 @@ class Endings:
         self._table = -1
         self._siblings = Siblings(world, proc)
         path = exits_path()
-        job = world.job.partition(ON_HOST)[0]  # each host has a keeper, which counts the ranks of its host alone
+        job = world.job.partition(ON_HOST)[0]  # each host's keeper counts only the ranks of its host
         if path and world.launcher == "horovodrun":
             try:
                 if os.readlink(path).startswith(f"/memfd:{exits_name(job)} "):  # noqa: PTH115 - no file
@@ -76,13 +76,13 @@ class Endings:
                 pass  # another namespace, or a job of another kind: nothing is known
 
     def close(self) -> None:
-        """Give the table back."""
+        """Close the table."""
         if self._table >= 0:
             os.close(self._table)
             self._table = -1
 
     def met(self, pids: Sequence[int]) -> None:
-        """Remember who was at a meeting, by rank; in an elastic job its service knows how processes end."""
+        """Remember the processes of a meeting, by rank; not in elastic jobs, whose service knows how processes end."""
         if self._world.meeting.generation:
             return
         known = {}
@@ -94,7 +94,7 @@ class Endings:
         _earlier[self._world.job] = known
 
     def ended(self, ranks: Iterable[int]) -> tuple[int, str] | None:
-        """Return the first of ``ranks`` that will not come any more, and what became of it."""
+        """Return the first of ``ranks`` that will not come any more, and why."""
         for rank in ranks:
             text = self._exit_of(rank) or self._missing(rank) or self._siblings.fate(rank)
             if text:

@@ -1,4 +1,4 @@
-"""Lets ``core.membership`` decide for the processes of one job: who is who, and what each of them is answered."""
+"""Connects ``core.membership`` with the processes of one job: identifies each process, and answers it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = ["Generations"]
 _Answers = list[tuple[bytes, Answer]]
 #: Number of latest generations whose ranks' endings are kept: some processes may still be in an earlier one.
 _KEPT = 8
-#: A process speaks once a second. After so long a silence the launcher looks, again and again, whether it is stopped.
+#: A process sends a message each second. After this silence the launcher checks, repeatedly, whether it is stopped.
 _SILENCE_S, _AGAIN_S = 5.0, 1.0
-#: In a longer pause between two looks at the clock the service itself did not run.
+#: A longer pause between two ticks means that the service itself did not run.
 _LONGEST_TICK_S = 1.0
 
 
 @dataclass
 class _Process:
-    """A process that has said that it is there; ``answer`` is the one to its last attempt."""
+    """A process that has reported itself; ``answer`` is the answer to its last attempt."""
 
     nonce: bytes
     pid: int
@@ -54,7 +54,7 @@ class _Process:
 
 
 class Generations:
-    """The generations of one job. No thread of its own, and no clock.
+    """The generations of one job, without a thread or a clock.
 
     Args:
         policy: how the members of the job may change.
@@ -67,28 +67,28 @@ class Generations:
         self._membership, self._is_open = Membership(policy), policy.is_open
         self._decisions: list[Decision] = []
         self._processes: dict[Slot, _Process] = {}
-        self._ranks: dict[int, dict[Slot, int]] = {}  # by generation, of the processes that live
+        self._ranks: dict[int, dict[Slot, int]] = {}  # ranks of the living processes, by generation
         self._fates: dict[int, dict[int, str]] = {}  # by generation and rank
         self._placed: frozenset[Slot] = frozenset()  # in the latest generation, which may not have begun
         self._begun, self._size, self._wants_change = 0, policy.size, False
         self._now_s = math.inf
-        self._buried: set[bytes] = set()  # nonces: the last words of a host that was cut off may come when it is back
+        self._buried: set[bytes] = set()  # nonces of ended processes: messages of a host that was cut off may come late
         self.progress = 0
 
     @property
     def oldest(self) -> int:
-        """The oldest generation of which something is still known."""
+        """The oldest generation of which ranks are still known."""
         return min(self._ranks, default=0)
 
     def hear(self, sender: bytes, news: MemberNews) -> _Answers:
-        """Take what a process says.
+        """Handle a message of a process.
 
         Args:
-            sender: how to answer it.
+            sender: address for the answer.
             news: its message.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         slot = Slot(news.host, news.number)
         process = self._processes.get(slot)
@@ -119,20 +119,20 @@ class Generations:
         return [*answers, (sender, self._status(slot))]
 
     def _objection(self, slot: Slot, news: MemberNews) -> str:
-        """Why a process that is not known may not speak for a slot; empty when it may."""
+        """Return why an unknown process may not speak for a slot; empty when it may."""
         if not self._membership.is_open(slot):
             return f"slot {slot} belongs to another process, or none was started there"
-        # The first word of a process comes from init(), and nothing else before it is answered.
+        # The first message of a process is "here", from init(); it sends others only after an answer.
         return "" if news.verb == "here" else f"slot {slot} has another process now"
 
     def handle(self, event: Event) -> _Answers:
-        """Take one event.
+        """Handle one event.
 
         Args:
-            event: what has happened.
+            event: the event.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         answers: _Answers = []
         if isinstance(event, Ready):
@@ -153,7 +153,7 @@ class Generations:
                 answers += self._tell_all()
             elif isinstance(decision, Dissolve):
                 for slot in self._placed & self._processes.keys():
-                    self._processes[slot].answer = None  # not to be said again
+                    self._processes[slot].answer = None  # must not be sent again
                 self._placed = frozenset()
                 answers += self._tell_all()
         if self._membership.wants_change != self._wants_change:
@@ -163,7 +163,7 @@ class Generations:
 
     @property
     def processes(self) -> dict[Slot, tuple[int, str | None]]:
-        """Process id of all that are known, and the last words of those that have said that they end."""
+        """Process id of each known process, and its last words if it has said that it ends."""
         return {slot: (process.pid, process.last_words) for slot, process in self._processes.items()}
 
     def take(self) -> list[Decision]:
@@ -172,7 +172,7 @@ class Generations:
         return decisions
 
     def fate(self, rank: int, generation: int) -> Fate:
-        """Return what became of a rank of a generation, as far as that is known."""
+        """Return how a rank of a generation ended, as far as that is known."""
         return Fate(rank, self._fates.get(generation, {}).get(rank, ""), generation)
 
     def _assign(self, assign: Assign) -> _Answers:
@@ -203,7 +203,7 @@ class Generations:
         return [(process.sender, answer)]
 
     def _bury(self, event: Ended) -> _Answers:
-        """Note which ranks a process had; tell the others of its last generation if it did not end well."""
+        """Record the end of a process for its ranks; if it did not end well, tell the current members."""
         if (process := self._processes.pop(event.slot, None)) is not None:
             self._buried.add(process.nonce)
             if self._is_open:

@@ -1,6 +1,6 @@
 """Watches the processes of one host that another launcher has started, and reports their ends to the job service.
 
-A process of its own on every host, which the first rank there starts; on the service's host a thread of it. Its
+It is a process of its own on every host, started by the first rank there; on the service's host it is a thread. Its
 standard input begins with a line of JSON: secret, endpoints of the service, name of the host.
 """
 
@@ -30,21 +30,21 @@ from horovod.world import process_status
 __all__ = ["ignore_signals", "main", "start_watch", "watch_host"]
 
 _BEAT_S, _CONNECT_S = 1.0, 60.0
-#: Without an answer for so long the service has ended, or cannot be reached: its ranks end by themselves then.
+#: After so long without an answer, the service has ended or cannot be reached; then its ranks end by themselves.
 _LOST_S = 10.0
 _started: list[subprocess.Popen[bytes]] = []
 
 
 def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
-    """Start to watch this host.
+    """Start watching this host.
 
     Args:
-        secret: of the service.
+        secret: secret of the service.
         places: its endpoints.
-        host: name of this one in slots.
+        host: name of this host in slots.
 
     Raises:
-        InitError: it does not start.
+        InitError: the program does not start.
     """
     process = start_program(__name__, [secret.hex(), list(places), host], subprocess.DEVNULL)
     assert process.stdin is not None
@@ -56,9 +56,9 @@ def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:
     """Watch the processes of this host until the service says that the job has ended, or is lost.
 
     Args:
-        secret: of the service.
+        secret: secret of the service.
         places: its endpoints.
-        host: name of this one in slots.
+        host: name of this host in slots.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -66,7 +66,7 @@ def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:
         socket, _ = connect_first(context, key, lambda: places, Patience(_CONNECT_S), "the job service has ended")
         _Watch(socket, host).run()
     except InitError:
-        pass  # the ranks say so
+        pass  # the ranks report that
     finally:
         curve.terminate(context)
 
@@ -109,9 +109,9 @@ class _Watch:
         self._ended[which] = None
 
     def _obey(self, orders: WatchOrders) -> bool:
-        """Do as the service says; return whether it has to hear of an end."""
+        """Carry out the service's orders; return whether there are new ends to report."""
         wanted = {(number, pid) for number, pid in orders.pids}
-        self._ended = {which: None for which in self._ended if which in wanted}  # the others are known
+        self._ended = {which: None for which in self._ended if which in wanted}  # the service knows the others
         before = len(self._ended)
         for which in wanted - self._fds.keys() - self._ended.keys():
             try:
@@ -135,7 +135,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def ignore_signals() -> None:
-    """Live until the job has ended: Slurm sends the signals for its tasks to all processes of a step."""
+    """Ignore signals, to live until the job has ended: Slurm signals all processes of a step, not only its tasks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,8 +1,8 @@
 """A job service in a process of its own, on rank 0's host: for launchers that start the ranks themselves.
 
 Its standard input begins with a line of JSON: secret, addresses, ports. It prints its endpoints as a line of JSON; an
-empty list when another process of the job serves already. It ends with the rank that has started it, after all hosts
-have been told if one of them failed.
+empty list when another process of the job runs the service already. It ends with the rank that has started it; if a
+host has failed, it first tells all others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from horovod.world import World
 
 __all__ = ["end_services", "host_service", "is_here", "main", "serve"]
 
-#: For how long a service that ends waits for hosts that have not heard yet of the failure of another one.
+#: Time for which an ending service waits for hosts that do not know yet of the failure of another host.
 _TELL_S = 3.0
-#: How long another service of this job may take to show that it has the key.
+#: Time for another service of this job to prove that it has the key.
 _ANSWER_S = 1.0
 _END_S = 6.0
 _hosted: dict[bytes, list[str]] = {}
@@ -43,14 +43,14 @@ def host_service(world: World, interfaces: Sequence[str] = ()) -> list[str]:
     """Start the service of a job, unless this process has done so before.
 
     Args:
-        world: who this process is; on rank 0's host.
+        world: this process's place in the job; it is on rank 0's host.
         interfaces: network interfaces to listen on, the best one first; all when empty.
 
     Returns:
-        Its endpoints; none when another process of the job serves already.
+        Its endpoints; none when another process of the job runs the service already.
 
     Raises:
-        InitError: it does not start.
+        InitError: the service does not start.
 
     Blocks until it listens.
     """
@@ -61,7 +61,7 @@ def host_service(world: World, interfaces: Sequence[str] = ()) -> list[str]:
 
 
 def is_here(world: World) -> bool:
-    """Return whether this host is the one where the other hosts look for the service.
+    """Return whether the other hosts look for the service on this host.
 
     Several hosts of a job may be one machine; there, only the first one counts.
     """
@@ -120,16 +120,16 @@ def _answers(secret: bytes, endpoints: Sequence[str]) -> bool:
 def serve(
     secret: bytes, addresses: Sequence[str], numbers: Sequence[int], policy: Policy | None = None
 ) -> Service | None:
-    """Return a service of a job; None when another process serves it already.
+    """Return a service of a job; None when another process runs it already.
 
     Args:
         secret: as for ``Service``.
-        addresses: the last one is one by which this host reaches itself.
+        addresses: addresses to listen at; this host must reach itself by the last one.
         numbers: ports at which the job looks for its service.
         policy: as for ``Service``.
 
     Raises:
-        OSError: it cannot listen.
+        OSError: the service cannot listen.
     """
     service, refused = None, OSError()
     try:

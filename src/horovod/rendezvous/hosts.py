@@ -1,7 +1,7 @@
-"""How the hosts of a job find each other: one process of each, its leader, takes part.
+"""Lets the hosts of a job find each other, through one process of each host: its leader.
 
-The leaders meet at the job service, which ``World.meeting`` locates. It tells them of each other's hosts, and where
-rank 0's leader listens; each connects to it, and when all have, all may go on. The connections stay, for the caller.
+The leaders meet at the job service, which ``World.meeting`` locates. It sends them all hosts, and the endpoints of rank
+0's leader. All leaders connect there, and then all go on. The connections stay open for the caller.
 
     prepare(world, ...)     every rank, before anything else
     ...                     the ranks of each host meet (rendezvous.unix)
@@ -49,13 +49,13 @@ from horovod.world import World
 
 __all__ = ["HostEntry", "MetHosts", "host_id", "meet_hosts", "prepare", "report_failure"]
 
-#: How often a leader that waits repeats itself; how long its last message may take.
+#: Interval at which a waiting leader repeats its message; time for its last message.
 _AGAIN_S, _LAST_MESSAGE_MS = 1.0, 500
-#: Without a connection to the service for so long, there is no job.
+#: After so long without a connection to the service, the job counts as ended.
 _LOST_S = 10.0
-#: For how long a rank tries to report that its host will not come.
+#: Time for a rank to report that its host will not come.
 _REPORT_S = 3.0
-#: How often a silent peer is called, at least; and how much sooner it is given up, so that all hear of it in time.
+#: Fewest heartbeats within the silence limit; share of the limit after which a peer is lost, so that all know in time.
 _BEATS, _SOONER = 5, 0.8
 
 
@@ -64,11 +64,11 @@ class MetHosts:
     """Result of the meeting of the hosts, for a leader.
 
     Attributes:
-        entries: by their lowest rank.
+        entries: the hosts, ordered by their lowest rank.
         socket: on rank 0's host a bound ROUTER, whose peers' routing ids are ``host_id``; on the others a DEALER
             that is connected to it. The caller ends it with ``curve.terminate(socket.context)``.
-        index: of this host in ``entries``.
-        where: endpoint at which this host has reached that of rank 0; there, one at which it listens.
+        index: index of this host in ``entries``.
+        where: endpoint at which this host has reached rank 0's host; on rank 0's host, one at which it listens.
     """
 
     entries: list[HostEntry]
@@ -83,14 +83,14 @@ def host_id(index: int) -> bytes:
 
 
 def prepare(world: World, timeout_s: float) -> World:
-    """See that all ranks of several hosts have one secret, and know their places; every rank calls it first.
+    """Ensure that ranks of several hosts share one secret and know their places; every rank calls it first.
 
     Args:
-        world: what the launcher says.
+        world: this process's place in the job, as the launcher gives it.
         timeout_s: seconds to wait for the last rank.
 
     Returns:
-        The same, or what MPI knows better.
+        ``world``, with place or secret added where the launcher does not give them.
 
     Raises:
         InitError: nothing tells the ranks how to find each other, or they have no secret in common.
@@ -119,12 +119,12 @@ def prepare(world: World, timeout_s: float) -> World:
 
 
 def report_failure(world: World, generation: int, error: HorovodInternalError) -> None:
-    """Let the other hosts know that no leader of this one will come.
+    """Report to the other hosts that no leader of this host will come.
 
     Args:
-        world: who this process is.
+        world: this process's place in the job.
         generation: counts the meetings of the job.
-        error: why.
+        error: the reason.
 
     Blocks until the service knows, or three seconds.
     """
@@ -142,7 +142,7 @@ def report_failure(world: World, generation: int, error: HorovodInternalError) -
         while patience.poll(socket) and not socket.poll(0):
             pass
     except (InitError, OSError, zmq.ZMQError):
-        pass  # nobody there to be told
+        pass  # there is no service to report to
     finally:
         curve.terminate(context)
 
@@ -160,17 +160,17 @@ def meet_hosts(
     """Meet the other hosts. The leader of each host calls it; rank 0 is the leader of its host.
 
     Args:
-        world: who this process is, as ``prepare`` says.
+        world: this process's place in the job, as ``prepare`` returns it.
         entry: this host.
         generation: counts the meetings of the job; all hosts give the same number.
         timeout_s: seconds to wait for the last host.
         interfaces: network interfaces to listen on, the best one first; all when empty.
-        check: called ten times a second; raises what ends the waiting, such as that a rank of this host has died.
-        silence_s: the connections end when the other side has not answered for so many seconds, whatever its program
-            does meanwhile; 0 is never.
+        check: called ten times a second; raises the error that ends the wait, such as the death of a rank of this host.
+        silence_s: seconds without an answer after which a connection ends, even if the other side's program is busy; 0
+            is never.
 
     Raises:
-        InitError: a host did not come in time, or does not fit to the others.
+        InitError: a host did not come in time, or does not match the others.
         PeerLostError: a rank has ended meanwhile.
 
     Blocks until all hosts have come, or ``timeout_s``.
@@ -279,7 +279,7 @@ class _Leader:
             pass
 
     def _connect(self, service: zmq.Socket[bytes], join: Join, found: AllHere) -> MetHosts:
-        """Connect to the leader of rank 0, and wait until all others have."""
+        """Connect to the leader of rank 0's host, and wait until all other leaders are connected, too."""
         index = next(i for i, entry in enumerate(found.entries) if self._entry.ranks[0] in entry.ranks)
         home = describe(found.entries[0])
         nobody = (
@@ -304,7 +304,7 @@ class _Leader:
             self._must_go_on(self._patience.poll(socket), f"{home} did not answer {describe(self._entry)}")
 
     def _gather(self, service: zmq.Socket[bytes], join: Join, hub: zmq.Socket[bytes], found: AllHere) -> MetHosts:
-        """On rank 0's host: wait until the leaders of all others are connected."""
+        """Wait, on rank 0's host, until the leaders of all other hosts are connected."""
         entries, joined = found.entries, dict[int, str]()
         while len(joined) < len(entries) - 1:
             absent = [describe(entry) for i, entry in enumerate(entries) if i and i not in joined]
@@ -320,7 +320,7 @@ class _Leader:
         return MetHosts(entries, hub, 0, next(iter(joined.values()), ""))
 
     def _leave(self, service: zmq.Socket[bytes], error: BaseException) -> None:
-        """Let those that wait for this host know that it has given up."""
+        """Tell the hosts that wait for this host that it has given up."""
         service.linger = _LAST_MESSAGE_MS
         _send(
             service, GiveUp(self._generation, self._nonce, self._regret(error), _lost(error), self._world.meeting.run)
@@ -339,7 +339,7 @@ class _Leader:
         who, where, numbers = describe(self._entry), ", ".join(self._world.meeting.places), ports(self._world)
         if numbers:
             return (
-                f"{who} found nobody of this job on {where} (ports {', '.join(map(str, numbers))}): has rank "
+                f"{who} found no process of this job on {where} (ports {', '.join(map(str, numbers))}): has rank "
                 f"0 called init() there, is HOROVOD_SECRET_KEY the same on all hosts, and is no firewall in between?"
             )
         return (
@@ -361,6 +361,6 @@ def _send(socket: zmq.Socket[bytes], message: Join | GiveUp) -> bool:
 
 
 def _arrived(socket: zmq.Socket[bytes]) -> Iterator[bytes]:
-    """Receive what has come, one by one: what comes after the last message of a meeting belongs to the caller."""
+    """Receive waiting messages one by one: messages after the last one of a meeting belong to the caller."""
     while socket.poll(0):
         yield socket.recv()

@@ -1,4 +1,4 @@
-"""Under which addresses other hosts may find this one, and which of them leads to a certain host."""
+"""Lists the addresses at which other hosts may reach this one, and finds the one that leads to a given host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_addresses(interfaces: Sequence[str] = ()) -> list[str]:
         interfaces: names of the network interfaces to use, the best one first; all of them when empty.
 
     Raises:
-        InitError: there is no such interface, or it has no address.
+        InitError: an interface does not exist, or has no address.
     """
     found = list(_listed())
     names = [name for _, name in socket.if_nameindex()]
@@ -42,7 +42,7 @@ def own_addresses(interfaces: Sequence[str] = ()) -> list[str]:
 
 
 def _listed() -> Iterator[tuple[str, str]]:
-    """Interface and address of all that other hosts can use, and of loopback; no others of a single link."""
+    """Yield interface name and address of all adapters, loopback included, without link-local addresses."""
     for adapter in ifaddr.get_adapters():
         for found in adapter.ips:
             address = str(found.ip[0] if isinstance(found.ip, tuple) else found.ip)
@@ -59,7 +59,7 @@ def leading_address(where: str) -> str:
     """Return the address of this host that leads to an endpoint; empty when none does.
 
     Args:
-        where: such as ``tcp://10.0.0.1:5000``.
+        where: an endpoint, such as ``tcp://10.0.0.1:5000``.
     """
     host, _, port = where.removeprefix("tcp://").rpartition(":")
     try:
@@ -75,6 +75,6 @@ def leading_address(where: str) -> str:
 
 
 def machine_name() -> str:
-    """Return a text of this machine; containers with a network of their own count as machines."""
+    """Return an identifier of this machine; a container with its own network counts as a machine."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"

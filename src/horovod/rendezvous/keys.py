@@ -1,4 +1,4 @@
-"""Keys and names drawn from a job's secret: one key for each purpose; ports and names that only members can compute."""
+"""Keys and names derived from a job's secret: a key for each purpose; ports and names that only members can compute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SERVICE", "local_name", "ports_of", "purpose_key"]
 SERVICE = "service"
 """Purpose of the key of the job service."""
 
-#: Below those that the kernel hands out, above those of services.
+#: These ports lie below the ones that the kernel hands out, and above the ones of services.
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
@@ -24,7 +24,7 @@ def purpose_key(secret: bytes, purpose: str) -> bytes:
 
 
 def local_name(secret: bytes, job: str) -> str:
-    """Return the endpoint of a job service on one host: an abstract name that only processes with the key can tell.
+    """Return the endpoint of a job service on one host: an abstract name that only processes with the key can compute.
 
     Args:
         secret: the job's secret.
@@ -34,12 +34,12 @@ def local_name(secret: bytes, job: str) -> str:
 
 
 def ports_of(secret: bytes, run: str, count: int) -> list[int]:
-    """Return ports at which the ranks of a run of a job look for its first host, nobody having told them.
+    """Return ports at which the ranks of a run look for its first host, if nothing else tells them its port.
 
     Args:
         secret: the job's secret.
         run: the same text on all hosts, another one for another run.
-        count: how many; several, because one may be taken.
+        count: number of ports; several, because one may be taken.
     """
     words = (purpose_key(secret, f"port {run} {i}") for i in range(count))
     return [_FIRST_PORT + int.from_bytes(word[:4], "big") % _PORTS for word in words]

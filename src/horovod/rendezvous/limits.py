@@ -12,11 +12,11 @@ from horovod.errors import InitError
 __all__ = ["OUT_OF_FILES", "explained", "too_many_files"]
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-"""No descriptor is left: to this process, or on this machine."""
+"""Errors of a lack of descriptors: in this process, or on this machine."""
 
 
 def too_many_files(size: int) -> str:
-    """Return what to say when a rank of a job of ``size`` ranks has no descriptor left."""
+    """Return the error text for a rank of a job of ``size`` ranks that has no descriptor left."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
         f"a rank may not open more than {limit} files at once, and init() of {size} ranks needs up to {3 * size + 16} "
@@ -26,10 +26,10 @@ def too_many_files(size: int) -> str:
 
 @contextlib.contextmanager
 def explained(size: int) -> Iterator[None]:
-    """Turn what the system refuses into an error that names the limit.
+    """Turn a refusal by the system into an error that names the limit.
 
     Args:
-        size: ranks of the job.
+        size: number of ranks of the job.
 
     Raises:
         InitError: in place of an OSError.

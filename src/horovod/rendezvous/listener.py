@@ -1,7 +1,7 @@
-"""Where rank 0 listens: under the name of the moment and the next, with room for few who say nothing.
+"""The sockets on which rank 0 listens: under the present and the next name, with few places for silent peers.
 
-A process of another user is shown out at once. Of those that have not spoken yet, only so many stay: the oldest goes
-first, and a rank that this hits, because it was slow, tries again.
+A process of another user is disconnected at once. Of the silent connections, only a limited number stay: the oldest is
+closed first. A slow rank that loses its connection in this way tries again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from horovod.world import World
 
 __all__ = ["Listener"]
 
-#: How many may be silent at one moment, besides as many as there are ranks.
+#: Limit of silent connections, in addition to the number of ranks.
 _IDLE = 64
 
 
@@ -29,13 +29,13 @@ class Listener:
     """The listening sockets of a meeting.
 
     Args:
-        world: who this process is.
-        selector: reports what can be read; the value of each entry is a function to call with the socket.
-        hear: takes a connection on which something may have come; False when there is nothing yet.
-        fail: takes the reason why there can be no meeting.
+        world: this process's place in the job.
+        selector: reports readable sockets; the value of each entry is a function to call with the socket.
+        hear: handles a connection that may have a message; returns False when there is none yet.
+        fail: called with the reason why there can be no meeting.
 
     Attributes:
-        is_open: whether anybody can still come.
+        is_open: whether a rank can still connect.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Listener:
         self._hear = hear
         self._fail = fail
         self._listeners: dict[int, socket.socket] = {}
-        # Names that somebody else has, and what was asked there.
+        # Connections to processes that hold our names, and the nonces sent there.
         self._taken: dict[int, tuple[socket.socket, bytes]] = {}
         self._idle: dict[socket.socket, None] = {}
         self.is_open = True
 
     def rotate(self) -> None:
-        """Listen under the present names; who has come under the last one is still let in."""
+        """Listen under the present names; connections under the last name are still accepted."""
         slot = current_slot()
         near = range(slot - 1, slot + 2)
         for old in [number for number in self._listeners if number not in near]:
@@ -68,7 +68,7 @@ class Listener:
                 self._listen(number)
 
     def close(self) -> None:
-        """Show everybody out who has not spoken, and stop listening."""
+        """Close all silent connections, and stop listening."""
         asked = [connection for connection, _ in self._taken.values()]
         for connection in (*self._listeners.values(), *asked, *self._idle):
             self._drop(connection)
@@ -92,7 +92,7 @@ class Listener:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def _ask(self, slot: int) -> None:
-        """Find out whether who has the name has the key, too: then it is a second rank 0, else a stranger."""
+        """Probe the process that holds the name: if it has the key, it is a second rank 0, else a stranger."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         nonce = messages.nonce()
         try:
@@ -100,7 +100,7 @@ class Listener:
             connection.connect(address_of(self._world, slot))
             connection.send(sealed(self._world.key, b"probe", nonce))
         except OSError:
-            connection.close()  # gone meanwhile, or it lets nobody in: tried again
+            connection.close()  # gone meanwhile, or it accepts no connection: tried again
             return
         self._taken[slot] = connection, nonce
         self._selector.register(connection, selectors.EVENT_READ, self._learn)
@@ -147,7 +147,7 @@ class Listener:
                 connection.close()
 
     def _make_room(self) -> None:
-        """No descriptor is left: strangers go first; without any, this process has none for its ranks."""
+        """Free descriptors by closing silent connections; without any, report that none is left for the ranks."""
         if not self._idle:
             self._fail(too_many_files(self._world.size))
             self._shut()

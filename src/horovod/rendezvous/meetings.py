@@ -1,7 +1,7 @@
-"""Decides when all hosts of a job are here, and what each leader is answered. Pure.
+"""Decides when all hosts of a job are here, and how each leader is answered. Pure.
 
-A leader that waits repeats its ``Join``; one that stops repeating, because its host is lost, is forgotten. When the
-waiting hosts have all ranks of the job between them, each gets the list of members.
+A waiting leader repeats its ``Join``; one that stops repeating, because its host is lost, is dropped. When the
+waiting hosts together have all ranks of the job, each gets the list of members.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod.rendezvous.protocol import AllHere, Answer, Failed, Fate, GiveUp, H
 __all__ = ["EXPIRY_S", "Meetings", "describe"]
 
 EXPIRY_S = 5.0
-"""How long a leader that does not repeat its ``Join`` counts as waiting."""
+"""Time for which a leader counts as waiting after its last ``Join``."""
 _Answers = list[tuple[bytes, Answer]]
 
 
@@ -32,11 +32,11 @@ class _Meeting:
     """One meeting.
 
     Attributes:
-        leaders: those that wait.
-        answers: for those that were complete, by their nonce: all are here, or one has given up since.
-        failure: why a host will not come, as long as not all others have heard it.
-        told: ranks that have.
-        reachable: number of ranks that can.
+        leaders: the waiting leaders.
+        answers: answers to the leaders of a complete meeting, by nonce: all are here, or one has given up since.
+        failure: why a host will not come; kept until all other hosts know it.
+        told: ranks that know the failure.
+        reachable: number of ranks that can learn of it.
     """
 
     leaders: list[_Leader] = field(default_factory=list)
@@ -59,15 +59,15 @@ class Meetings:
         self._ended: dict[int, tuple[str, str]] = {}
 
     def join(self, sender: bytes, join: Join, now: float) -> _Answers:
-        """A leader wants to take part.
+        """Handle a leader that wants to join.
 
         Args:
-            sender: how to answer it.
+            sender: address for the answer.
             join: its message.
             now: the present time, in seconds.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         for key in [
             (run, number) for run, number in self._meetings if run == join.run and number < join.generation - 1
@@ -99,13 +99,13 @@ class Meetings:
         return [(sender, StillMissing(self._words(missing)))]
 
     def leave(self, leave: GiveUp) -> _Answers:
-        """A leader has given up; those who wait for it do the same.
+        """Handle a leader that gives up; the leaders that wait for it give up, too.
 
         Args:
             leave: its message.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         meeting = self._meetings.get((leave.run, leave.generation), _Meeting())
         before = meeting.leaders
@@ -115,14 +115,14 @@ class Meetings:
         return self._refuse(meeting, Refusal(leave.error, leave.lost)) if len(meeting.leaders) < len(before) else []
 
     def failed(self, sender: bytes, failed: Failed) -> _Answers:
-        """The ranks of a host did not find each other: refuse all leaders that wait, now or later.
+        """Handle a host whose ranks did not find each other: refuse all leaders that wait, now or later.
 
         Args:
-            sender: how to answer that this is known now.
+            sender: address for the answer, which confirms the message.
             failed: its message.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         meeting = self._meetings.setdefault((failed.run, failed.generation), _Meeting())
         refusal = Refusal(failed.error, is_loss=failed.is_loss)
@@ -133,18 +133,18 @@ class Meetings:
 
     @property
     def has_to_tell(self) -> bool:
-        """Whether a host has failed, and not all others have heard of it."""
+        """Whether a host has failed, and not all others know it yet."""
         return any(meeting.failure is not None for meeting in self._meetings.values())
 
     def other_version(self, sender: bytes, version: str) -> _Answers:
-        """A leader has another version of this package, and so there will be no job.
+        """Handle a leader with another version of this package: there will be no job.
 
         Args:
-            sender: how to answer it.
-            version: what it has.
+            sender: address for the answer.
+            version: its version.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         waiting = [leader for meeting in self._meetings.values() for leader in meeting.leaders]
         names = " and ".join(sorted({leader.join.entry.hostname for leader in waiting})) or "the job service"
@@ -157,15 +157,15 @@ class Meetings:
         return told
 
     def ended(self, rank: int, who: str, how: str) -> _Answers:
-        """A rank has ended; whoever waits for it, now or later, is told.
+        """Handle the end of a rank: refuse all leaders that wait for it, now or later.
 
         Args:
-            rank: of the job.
-            who: the same in words.
-            how: what became of it.
+            rank: the ended rank.
+            who: its description for messages.
+            how: how it ended, in words.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         self._ended.setdefault(rank, (who, how))
         told: _Answers = []
@@ -176,11 +176,11 @@ class Meetings:
         return told
 
     def fate(self, rank: int) -> Fate:
-        """Return what became of a rank, as far as that is known."""
+        """Return how a rank ended, as far as that is known."""
         return Fate(rank, self._ended.get(rank, ("", ""))[1])
 
     def _never_came(self, join: Join, ranks: Iterable[int]) -> Refusal | None:
-        """Why some of these ranks cannot come any more; None when nothing is known."""
+        """Return why one of these ranks cannot come any more; None when nothing is known."""
         for rank in ranks:
             if end := self._ended.get(join.members[rank] if join.members else rank):
                 return Refusal(f"{end[0]} {end[1]} before its init() was done", lost=rank)
@@ -192,7 +192,7 @@ class Meetings:
         return list(told)
 
     def _tell(self, meeting: _Meeting, refusal: Refusal, leaders: Iterable[_Leader]) -> _Answers:
-        """Refuse leaders because of a host that has failed; when all have heard of it, another attempt may begin."""
+        """Refuse leaders because of a failed host; when all know of it, another attempt may begin."""
         told: _Answers = []
         for leader in leaders:
             meeting.told.update(leader.join.entry.ranks)
@@ -222,7 +222,7 @@ class Meetings:
 
 
 def describe(entry: HostEntry) -> str:
-    """Return who a host is: its name and its ranks."""
+    """Return a description of a host: its name and its ranks."""
     return f"host {entry.hostname} with {list_ranks(entry.ranks)}"
 
 
@@ -231,7 +231,7 @@ def _process(entry: HostEntry) -> tuple[str, list[int], list[int]]:
 
 
 def _problem(joins: Sequence[Join]) -> str:
-    """Why these cannot be of one job; empty when they can."""
+    """Return why these leaders cannot belong to one job; empty when they can."""
     first = joins[0]
     for join in joins[1:]:
         if join.size != first.size:

@@ -1,6 +1,6 @@
 """Messages between the processes of an elastic job and its service.
 
-    process to service   MemberNews: what it wants; again every second, so that nothing is lost with a connection
+    process to service   MemberNews: its state; repeated every second, so that nothing is lost with a connection
     service to process   MemberStatus, at each change too     MemberPlace: its rank in a generation     Refused
     watch to service     WatchNews, every second and at each end     service to watch   WatchOrders
 
@@ -20,12 +20,12 @@ _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class MemberNews(msgspec.Struct, array_like=True, frozen=True, tag="news"):
-    """Word of a process.
+    """A message of a process.
 
     Attributes:
         host, number: its slot.
-        nonce: of the process.
-        pid: of the process.
+        nonce: nonce of the process.
+        pid: its process id.
         verb: "here": nothing else; "ready": it waits for a place; "joined": it has met the members of ``generation``;
             "left": it has left its generation.
         attempt: counts its attempts to join a generation.
@@ -52,11 +52,11 @@ class MemberPlace(msgspec.Struct, array_like=True, tag="place"):
     """The place of a process in a generation.
 
     Attributes:
-        attempt: which of its attempts this answers.
+        attempt: number of the attempt that this answers.
         generation: its number.
         rank, size, local_rank, local_size, cross_rank, cross_size: as users know them.
         behind: ranks whose state differs from that of rank 0.
-        previous: by rank, its rank in the generation before; -1 for newcomers.
+        previous: rank in the previous generation, by rank; -1 for newcomers.
     """
 
     attempt: int
@@ -77,7 +77,7 @@ class MemberStatus(msgspec.Struct, array_like=True, frozen=True, tag="status"):
     Attributes:
         placed: the generation in which it has a place, 0 for none.
         begun: the latest generation that has begun, 0 for none.
-        size: of that generation; before the first, the size at which the job begins.
+        size: size of that generation; before the first, the size at which the job begins.
         wants_change: whether there should be another generation.
     """
 
@@ -88,12 +88,12 @@ class MemberStatus(msgspec.Struct, array_like=True, frozen=True, tag="status"):
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused"):
-    """There is no place for a process.
+    """Tells a process that there is no place for it.
 
     Attributes:
-        attempt: which of its attempts this answers.
-        why: in words.
-        is_dismissal: whether nothing has failed.
+        attempt: number of the attempt that this answers.
+        why: the reason, in words.
+        is_dismissal: whether it is no failure.
     """
 
     attempt: int
@@ -102,7 +102,7 @@ class Refused(msgspec.Struct, array_like=True, tag="refused"):
 
 
 class WatchNews(msgspec.Struct, array_like=True, frozen=True, tag="watch"):
-    """Word of the process that watches those of one host, where another launcher has started them.
+    """A message of the process that watches a host's processes, where another launcher has started these.
 
     Attributes:
         host: its host.
@@ -114,13 +114,13 @@ class WatchNews(msgspec.Struct, array_like=True, frozen=True, tag="watch"):
 
 
 class WatchOrders(msgspec.Struct, array_like=True, frozen=True, tag="orders"):
-    """Orders for such a process.
+    """Orders for the watching process.
 
     Attributes:
-        pids: number of the slot and process id of all processes to watch.
+        pids: slot number and process id of each process to watch.
         kill: numbers of slots whose process is to be killed.
-        kill_stopped: the same, if a signal has stopped it.
-        is_over: whether the job has ended, and nothing is to be done any more.
+        kill_stopped: numbers of slots whose process is to be killed if a signal has stopped it.
+        is_over: whether the job has ended, so that nothing is left to do.
     """
 
     pids: list[tuple[int, int]]

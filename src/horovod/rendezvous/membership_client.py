@@ -1,7 +1,7 @@
-"""A process of an elastic job at its service: it stays connected, asks for places, and hears of changes.
+"""The job service's client in a process of an elastic job: stays connected, asks for places, learns of changes.
 
-A thread of its own sends and receives. Once a second it says that the process is there, together with what has not
-been answered yet, and the service answers with what there is to know: so nothing depends on a single message.
+Its thread sends and receives. Once a second it reports that the process is there, together with the unanswered
+request, and the service answers with its full status: so nothing depends on a single message.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ __all__ = ["MembershipClient", "Superseded"]
 
 Socket = zmq.Socket[bytes]
 _Message = MemberStatus | MemberPlace | Refused | Fate
-#: How often the process says that it is there, and after how many words without an answer the service counts as lost.
+#: Heartbeat interval, and number of unanswered heartbeats after which the service counts as lost.
 _BEAT_S, _BEATS = 1.0, 10
-#: How long the last word may take.
+#: Time for the last message.
 _LAST_MESSAGE_MS = 500
 _MOST_WORDS = 500
-#: How often a thread that waits lets signals through.
+#: Interval at which a waiting thread lets signals through.
 _LOOK_S = 0.1
-#: One for each process, however often it connects; the number of its attempts goes on, too.
+#: One for each process, for all of its connections; the number of its attempts goes on, too.
 _identity = (os.getpid(), secrets.token_bytes(16))
 _attempts = 0
 
 
 class Superseded(HorovodInternalError):
-    """The generation that this process was meeting will not come about; another one will."""
+    """The generation that this process was joining will not begin; another one will."""
 
 
 class MembershipClient:
-    """See the module. Its methods are called by one thread; ``wants_change`` and ``leave`` by any, in a handler, too.
+    """See the module. One thread calls its methods; any thread or handler may use ``wants_change`` and ``leave``.
 
     Args:
         places: endpoints of the service.
         secret: the job's secret.
-        slot: host and number of this process.
-        timeout_s: how long to look for the service.
-        on_loss: called by the thread of the client when a rank of the present generation has ended, or with -1 when
-            the service has, and with what happened.
-        home: what the service is a part of, for messages.
+        slot: host and slot number of this process.
+        timeout_s: seconds to look for the service.
+        on_loss: called by the client's thread when a rank of the present generation has ended, with that rank, or with
+            -1 when the service has ended, and with how it ended.
+        home: program that runs the service, for messages.
 
     Attributes:
-        status: the latest one.
+        status: the latest status.
 
     Raises:
         InitError: no service answers, or it does not know this process.
@@ -109,12 +109,12 @@ class MembershipClient:
         return status.wants_change and place is not None and place.generation == status.begun
 
     def leave(self) -> None:
-        """Say that this process wants to leave the job at the next change; never blocks."""
+        """Ask to leave the job at the next change; never blocks."""
         self._wants_out = True
         self._ring()
 
     def ready(self, progress: int, digest: str) -> None:
-        """Say that this process waits for a place.
+        """Report that this process waits for a place.
 
         Args:
             progress: number of steps that it has completed.
@@ -130,8 +130,8 @@ class MembershipClient:
         """Return the place of this process in the next generation.
 
         Raises:
-            DismissedError: there is none any more, for it asked to leave or its host was withdrawn.
-            InitError: the job is over, or the service lost.
+            DismissedError: it has no place any more, because it asked to leave or its host was withdrawn.
+            InitError: the job is over, or the service is lost.
 
         Blocks until the service has decided.
         """
@@ -140,21 +140,21 @@ class MembershipClient:
         return self._place
 
     def check(self, place: MemberPlace) -> None:
-        """Raise when a place does not hold any more.
+        """Raise an error when a place is not valid any more.
 
         Args:
-            place: of this process.
+            place: the place of this process.
 
         Raises:
-            Superseded: wait for another one.
-            InitError: the job is over, or the service lost.
+            Superseded: wait for another place.
+            InitError: the job is over, or the service is lost.
         """
         self._enforce()
         if place.generation != self.status.placed:
             raise Superseded("a rank was lost while the ranks met")
 
     def is_superseded(self, place: MemberPlace, timeout_s: float) -> bool:
-        """Wait for ``timeout_s``, at most, and return whether a place does not hold any more."""
+        """Wait at most ``timeout_s`` seconds, and return whether a place is not valid any more."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while place.generation == self.status.placed and time.monotonic() < deadline:
@@ -163,14 +163,14 @@ class MembershipClient:
             return place.generation != self.status.placed
 
     def joined(self, place: MemberPlace) -> None:
-        """Say that this process has met the other members, and wait for all of them.
+        """Report that this process has met the other members, and wait for all of them.
 
         Args:
-            place: the present one.
+            place: its present place.
 
         Raises:
-            Superseded: the generation will not come about.
-            InitError: the job is over, or the service lost.
+            Superseded: the generation will not begin.
+            InitError: the job is over, or the service is lost.
 
         Blocks until the generation begins.
         """
@@ -222,7 +222,7 @@ class MembershipClient:
                 self._changed.wait(_LOOK_S)
 
     def _enforce(self) -> None:
-        """Raise what the service has refused."""
+        """Raise the error for a refusal, a lost service or a closed client."""
         if self._refused is not None:
             kind = DismissedError if self._refused.is_dismissal else InitError
             raise kind(f"this process has no place in the job: {self._refused.why}")
@@ -255,7 +255,7 @@ class MembershipClient:
 
     def _beat(self) -> None:
         self._send()
-        # In time in which this thread does not run the service is not silent.
+        # Count heartbeats, not seconds: while this thread does not run, the service is not silent.
         self._unanswered += 1
         if self._unanswered > _BEATS and not self._failure:
             self._fail(f"the job service has not answered for {_BEATS * _BEAT_S:g} s; has {self._home} ended?")
@@ -267,7 +267,7 @@ class MembershipClient:
         self._on_loss(-1, why)
 
     def _send(self) -> None:
-        with contextlib.suppress(zmq.Again):  # connecting again; said once more at the next beat
+        with contextlib.suppress(zmq.Again):  # connecting again; the next heartbeat repeats it
             self._socket.send(pack(msgspec.structs.replace(self._news, wants_out=self._wants_out)), zmq.NOBLOCK)
 
     def _hear(self, data: bytes) -> None:
@@ -290,7 +290,7 @@ class MembershipClient:
             elif message.attempt == self._news.attempt or not self._has_answered:
                 if isinstance(message, MemberPlace):
                     self._place = message
-                    # An earlier status does not know of it.
+                    # The earlier status does not include this place.
                     self.status = msgspec.structs.replace(self.status, placed=message.generation)
                 else:
                     self._refused = message

@@ -3,8 +3,8 @@
     rank to rank 0   greeting, with its arena                 Verdict: it has everything
     rank 0 to rank                   welcome   MeetingResult, descriptors                 Verdict: all have
 
-Greeting, welcome and result are signed with the job's key; a greeting brings a nonce, which the signatures of what
-comes back cover. A welcome comes at once, so that nobody waits long for a stranger that listens in silence.
+Greeting, welcome and result are signed with the job's key; a greeting brings a nonce, which the signatures of the
+answers cover. A welcome comes at once, so that no rank waits long for a stranger that listens in silence.
 Source: unix(7), SO_PEERCRED and SCM_RIGHTS.
 """
 
@@ -48,14 +48,14 @@ __all__ = [
     "sign",
 ]
 
-#: Bytes of a greeting, and of an answer to many ranks, at most.
+#: Largest sizes of a greeting, and of an answer to many ranks, in bytes.
 MAX_GREETING, MAX_ANSWER = 64 << 10, 1 << 20
 _NONCE, _DIGEST = 16, 32
 #: Descriptors in one message.
 MAX_FDS = 200
 #: Text of the messages that carry descriptors.
 FDS = b"fds"
-#: How often to try again what cannot be waited for; and how often to look whether a meeting was called off.
+#: Intervals: to retry operations that cannot be polled, and to check whether a meeting was cancelled.
 POLL_S, CHECK_S = 0.002, 0.02
 _CREDENTIALS = struct.Struct("3i")
 
@@ -69,8 +69,8 @@ class HostMeeting:
         arena_fds: each rank's arena, by rank.
         arena_bytes: each arena's size, by rank.
         pid_fds: a pidfd of each rank, by rank.
-        pids: by rank.
-        hosts: by rank.
+        pids: process ids, by rank.
+        hosts: host names, by rank.
     """
 
     control_fd: int
@@ -82,7 +82,7 @@ class HostMeeting:
 
     @classmethod
     def of(cls, hellos: list[Greeting], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> HostMeeting:
-        """Return what the greetings and the descriptors say."""
+        """Return the result that the greetings and the descriptors give."""
         sizes, pids, hosts = zip(*((hello.arena_bytes, hello.pid, hello.host) for hello in hellos), strict=True)
         return cls(control_fd, arena_fds, list(sizes), pid_fds, list(pids), list(hosts))
 
@@ -91,9 +91,9 @@ class Greeting(msgspec.Struct, array_like=True, frozen=True):
     """A rank's greeting.
 
     Attributes:
-        rank, size: who it is, and of how many.
-        host, pid: where it runs.
-        version: of this package.
+        rank, size: its rank, and the number of ranks.
+        host, pid: its host and process id.
+        version: version of this package.
         arena_bytes: size of its arena.
     """
 
@@ -110,8 +110,8 @@ class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         hellos: all greetings, by rank.
-        error: when not empty, why there is no job.
-        lost: the rank that died, if that is why, else -1.
+        error: why there is no job; empty when there is one.
+        lost: the rank whose death is the reason, else -1.
     """
 
     hellos: list[Greeting]
@@ -120,18 +120,18 @@ class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """Whether the rendezvous succeeded: each rank says whether it received everything, then rank 0 decides for all.
+    """Whether the meeting succeeded: each rank reports whether it received everything, then rank 0 decides for all.
 
     Attributes:
-        error: when not empty, why there is no job.
-        lost: the rank that died, if that is why, else -1.
+        error: why there is no job; empty when there is one.
+        lost: the rank whose death is the reason, else -1.
     """
 
     error: str = ""
     lost: int = -1
 
     def enforce(self) -> None:
-        """Raise what it says.
+        """Raise the error, if there is one.
 
         Raises:
             PeerLostError: a rank died.
@@ -144,12 +144,12 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
 
 
 def nonce() -> bytes:
-    """Return what a rank puts into its greeting and looks for in the answer's signature."""
+    """Return a nonce for a greeting; the signature of the answer covers it."""
     return secrets.token_bytes(_NONCE)
 
 
 def sign(key: bytes, role: bytes, nonce: bytes, body: bytes = b"") -> bytes:
-    """Return the signature of a message that one in ``role`` sends: "rank", "probe", "welcome" or "host"."""
+    """Return the signature of a message; ``role`` of its sender is "rank", "probe", "welcome" or "host"."""
     return hmac.digest(key, role + nonce + body, "sha256")
 
 
@@ -168,7 +168,7 @@ def read(key: bytes, message: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel knows them."""
+    """Return process id and user id of the other end, from the kernel."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
@@ -177,10 +177,10 @@ def await_message(connection: socket.socket, nbytes: int, deadline: float, check
     """Return the next message; empty when the other side has gone.
 
     Args:
-        connection: to the other side.
-        nbytes: size of the message, at most.
-        deadline: until when to wait, on the monotonic clock.
-        check: raises when waiting has become useless.
+        connection: connection to the other side.
+        nbytes: size of the largest message, in bytes.
+        deadline: end of the wait, on the monotonic clock.
+        check: raises an error when waiting has become useless.
 
     Raises:
         TimeoutError: nothing came.
@@ -206,7 +206,7 @@ def receive(connection: socket.socket, nbytes: int, max_fds: int) -> tuple[bytes
 
 
 def send_fds(connection: socket.socket, fds: list[int], deadline: float) -> None:
-    """Send ``MAX_FDS`` descriptors at most."""
+    """Send at most ``MAX_FDS`` descriptors."""
     while True:
         try:
             socket.send_fds(connection, [FDS], fds)
@@ -214,16 +214,16 @@ def send_fds(connection: socket.socket, fds: list[int], deadline: float) -> None
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS or time.monotonic() >= deadline:
                 raise
-            # Only so many descriptors of an ordinary user may be under way at once: RLIMIT_NOFILE.
+            # RLIMIT_NOFILE limits how many descriptors an ordinary user may have in flight.
             time.sleep(POLL_S)
 
 
 def receive_fds(connection: socket.socket, count: int, gone: str) -> list[int]:
-    """Return ``count`` descriptors, which come in several messages if they are many.
+    """Return ``count`` descriptors; many of them come in several messages.
 
     Raises:
         OSError: EMFILE, when this process may not open so many files.
-        PeerLostError: rank 0 ended, in the words of ``gone``.
+        PeerLostError: rank 0 ended; ``gone`` is the message.
     """
     fds: list[int] = []
     try:

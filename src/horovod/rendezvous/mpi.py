@@ -1,7 +1,7 @@
-"""Where MPI has started the ranks, it tells them who shares a host, a secret, and where the job service listens.
+"""Under MPI, the ranks exchange their hosts, a secret, and the endpoints of the job service.
 
-Only ranks on several hosts come here, so that one host needs no mpi4py. All is waited for with a limit, whether MPI
-knows limits or not. Nothing is pickled.
+Only ranks on several hosts come here, so that one host needs no mpi4py. Every wait has a time limit, even where MPI
+has none. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from horovod.world import World, process_status
 __all__ = ["introduce", "limit_end"]
 
 _TAG, _SLICE_S, _KEY_BYTES = 77, 0.1, 32
-#: How long the end of MPI may take in a rank that has failed: it waits for all ranks, and some may never come.
+#: Time limit for the end of MPI in a failed rank: MPI waits for all ranks there, and some may never come.
 _END_S = 10
-#: The likely cause if they did.
+#: The likely cause if all ranks did call init().
 _BROUGHT_TOGETHER = (
     "; or they did, and MPI does not bring them together: where hosts have networks that lead nowhere, such as "
     "docker0, name the one that leads to the others (Open MPI: --mca btl_tcp_if_include eth0; MPICH: -iface eth0; "
@@ -48,9 +48,9 @@ class _Card(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         machine: the same text on all ranks of a host.
-        daemon: the launcher's process on this host, by which ranks of one host know each other; or empty.
+        daemon: the launcher's process on this host, equal for all ranks of a host; or empty.
         key: a secret for the job, from rank 0; empty from the others.
-        local_rank: as the launcher says.
+        local_rank: local rank from the launcher.
         service: endpoints of the job service, from rank 0.
     """
 
@@ -62,12 +62,12 @@ class _Card(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Introduction:
-    """All ranks tell each other who they are, in a thread of its own: MPI's operations on all ranks know no limit.
+    """Exchanges the cards of all ranks, in its own thread: MPI's operations on all ranks have no time limit.
 
-    An exchange goes on when nobody waits for it any more; a later ``init()`` takes it up again.
+    The exchange goes on when no thread waits for it any more; a later ``init()`` waits for it again.
 
     Args:
-        card: what this rank tells.
+        card: entry of this rank.
         communicator: makes a communicator of all ranks.
     """
 
@@ -87,7 +87,7 @@ class _Introduction:
             self.error = error
 
     def wait(self, patience: Patience, otherwise: str, hint: str) -> list[_Card]:
-        """Return what all ranks have told."""
+        """Return the entries of all ranks."""
         while self._thread.is_alive():
             if (left_s := patience.left_s) <= 0:
                 raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT){hint}")
@@ -103,7 +103,7 @@ def introduce(world: World, timeout_s: float) -> World:
     """Return the place of this rank as MPI knows it, and a secret that all ranks have.
 
     Args:
-        world: what the launcher's variables say.
+        world: this process's place in the job, from the launcher's variables.
         timeout_s: seconds to wait for the last rank.
 
     Raises:
@@ -154,19 +154,19 @@ def introduce(world: World, timeout_s: float) -> World:
 
 
 def limit_end() -> None:
-    """See to it that this process, which has failed, ends soon: MPI waits at its end for ranks that may never come."""
+    """Make this process, which has failed, end soon: at its end, MPI waits for ranks that may never come."""
     if "mpi4py.MPI" not in sys.modules:
         return
     from mpi4py import MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized() and threading.current_thread() is threading.main_thread():
-        # Nothing of Python runs any more when MPI ends.
+        # No Python code can run any more when MPI ends.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_END_S)
 
 
 def _members(world: World, timeout_s: float) -> tuple[int, ...] | None:
-    """Return which of MPI's ranks take part; None where MPI knows of no other rank."""
+    """Return the member ranks among MPI's ranks; None where MPI knows of no other rank."""
     try:
         MPI = _start_mpi_within_horovod_start_timeout(timeout_s)  # noqa: N806 - as everybody calls it
     except Exception as error:  # ImportError, or RuntimeError where there is no MPI library
@@ -192,7 +192,7 @@ def _members(world: World, timeout_s: float) -> tuple[int, ...] | None:
 
 
 def _communicator(members: tuple[int, ...]) -> Any:
-    """Make a communicator of our own."""
+    """Make our own communicator of the member ranks."""
     from mpi4py import MPI
 
     group = MPI.COMM_WORLD.Get_group().Incl(list(members))
@@ -201,7 +201,7 @@ def _communicator(members: tuple[int, ...]) -> Any:
 
 
 def _start_mpi_within_horovod_start_timeout(timeout_s: float) -> Any:
-    """MPI starts when all ranks do, and until then no Python runs: only this can end the process, and shows its name.
+    """Load MPI, which blocks Python until all ranks do; after the timeout, faulthandler ends us and prints this name.
 
     Source: faulthandler.dump_traceback_later in Python's documentation.
     """
@@ -215,7 +215,7 @@ def _start_mpi_within_horovod_start_timeout(timeout_s: float) -> Any:
 
 
 def _load() -> Any:
-    """mpi4py, with the library of the MPI that has started this process where it finds none by itself."""
+    """Return mpi4py; if it finds no MPI library, with the library of the MPI that has started this process."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except RuntimeError:
@@ -230,7 +230,7 @@ def _load() -> Any:
 
 
 def _library_of_launcher() -> str:
-    """Path of libmpi beside the program that is the parent of the ranks of this host; empty when there is none."""
+    """Return the path of libmpi beside the program of an ancestor of this process; empty when there is none."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -250,7 +250,7 @@ def _library() -> str:
 
 
 def _all_gather(comm: Any, data: bytes) -> list[bytes]:
-    """Data of each rank, by rank."""
+    """Return the data of each rank, by rank."""
     size = comm.Get_size()
     counts = bytearray(8 * size)
     comm.Allgather(len(data).to_bytes(8, "little"), counts)

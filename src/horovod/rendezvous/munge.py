@@ -1,7 +1,7 @@
-"""Credentials of MUNGE, which clusters of Slurm use to prove to one host as whom a process of another host runs.
+"""Credentials of MUNGE: Slurm clusters use them to prove to one host the user of a process on another host.
 
-The interface is that of libmunge, munge(3), munge_ctx(3) and munge_enum(3): its own daemon on each host knows the
-cluster's key, and tells the user of the process at the other end of its socket from the kernel.
+The interface is that of libmunge, munge(3), munge_ctx(3) and munge_enum(3): its daemon on each host knows the cluster's
+key, and learns from the kernel the user of the process at the other end of its socket.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Credential(NamedTuple):
     """The content of a credential.
 
     Attributes:
-        payload: bytes that its maker put in.
-        uid: user of its maker, as MUNGE knows them.
+        payload: bytes that its creator put in.
+        uid: user id of its creator, as MUNGE knows it.
     """
 
     payload: bytes
@@ -57,7 +57,7 @@ class Munge:
         """Return a credential that only processes of this user can read, each host once, for five minutes.
 
         Args:
-            payload: what it carries; encrypted.
+            payload: content of the credential; encrypted.
         """
         return self._encode(payload, self._uid)
 
@@ -68,7 +68,7 @@ class Munge:
             credential: from ``encode``, on any host of the cluster.
 
         Raises:
-            MungeError: it is none, is for another user, too old, or was read on this host before.
+            MungeError: it is no credential, is for another user, is too old, or was read on this host before.
         """
         data, length = ctypes.c_void_p(), ctypes.c_int()
         uid, gid = ctypes.c_uint32(), ctypes.c_uint32()

@@ -1,8 +1,8 @@
-"""Under which name rank 0 listens: made of the job's key, another one every second.
+"""The name under which rank 0 listens: derived from the job's key, and new every second.
 
-An abstract socket has no owner and no permissions: whoever is first has the name. So a name must not be known before
-it is taken, which the key sees to, nor be of use once it has been seen, which the clock sees to. All ranks of a host
-share its clock; where it is set, they agree again within a second. Source: unix(7).
+An abstract socket has no owner and no permissions: the first process to bind a name has it. So a name must be secret
+until it is bound, which the key ensures, and useless once it was seen, which the clock ensures. All ranks of a host
+share its clock; when it is set, they agree again within a second. Source: unix(7).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovod.world import World
 __all__ = ["SLOT_S", "address_of", "current_slot"]
 
 SLOT_S = 1.0
-"""How long a name is the one to try."""
+"""Time for which a name is in use."""
 
 
 def current_slot() -> int:

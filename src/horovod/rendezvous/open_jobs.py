@@ -41,11 +41,11 @@ def enter(world: World, settings: Config) -> tuple[World, tuple[str, int]]:
     """Find the job service, or start it on rank 0, and have this host watched.
 
     Args:
-        world: who this process is as its launcher says.
+        world: this process's place in the job, from its launcher.
         settings: the settings.
 
     Returns:
-        The same with the service's endpoint and key, and host and number of its slot.
+        ``world`` with the service's endpoint and key; host and number of this process's slot.
 
     Raises:
         InitError: ranks on several hosts have no key in common, or the service does not start.

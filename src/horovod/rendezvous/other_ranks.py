@@ -1,4 +1,4 @@
-"""The side of every rank but 0 in a meeting: finds rank 0, makes sure that it is it, and takes what it gives."""
+"""A meeting on every rank but 0: finds rank 0, verifies that it is rank 0, and takes its result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from horovod.world import World
 
 __all__ = ["attend"]
 
-#: How long rank 0 may take to show that it is rank 0; a process that was stopped is tried again.
+#: Time for rank 0 to prove that it is rank 0; a process that was stopped is tried again.
 _WELCOME_S = 5.0
-#: How often to look whether a rank has ended that will not come any more.
+#: Interval at which to check whether a missing rank has ended.
 _LOOK_S = 0.25
-#: Rank 0 itself keeps the time; a little more, so that its explanation arrives.
+#: Additional time for the explanation of rank 0, which keeps the deadline itself.
 _GRACE_S = 2.0
 
 
@@ -36,12 +36,12 @@ def attend(
     """Find rank 0 and meet the others there.
 
     Args:
-        world: who this process is.
-        hello: what it says.
-        arena_fd: its arena.
-        endings: which ranks have ended.
-        deadline: until when to look for rank 0, on the monotonic clock.
-        timeout_s: the same as a duration, for errors.
+        world: this process's place in the job.
+        hello: its greeting.
+        arena_fd: descriptor of its arena.
+        endings: knows which ranks have ended.
+        deadline: end of the search for rank 0, on the monotonic clock.
+        timeout_s: limit of the search as a duration, for errors.
 
     Raises:
         InitError: rank 0 did not come in time, or there is no meeting for the reason that it gives.
@@ -61,7 +61,7 @@ def attend(
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
             with contextlib.suppress(ConnectionRefusedError, BlockingIOError, TimeoutError):
                 connection.settimeout(max(0.1, min(_WELCOME_S, deadline + _GRACE_S - time.monotonic())))
-                # Refused: an abstract name cannot be waited for; rank 0 may still be importing.
+                # An abstract name cannot be waited for: when refused, try again, as rank 0 may still be importing.
                 connection.connect(address_of(world, current_slot()))
                 nonce = messages.nonce()
                 in_the_way = _introduce(connection, world, hello, arena_fd, nonce)
@@ -77,7 +77,7 @@ def attend(
 
 
 def _introduce(connection: socket.socket, world: World, hello: Greeting, arena_fd: int, nonce: bytes) -> str:
-    """Greet whoever listens; return why it is not rank 0, or nothing when it has the key."""
+    """Greet the listening process; return why it is not rank 0, or an empty text when it has the key."""
     if peer_of(connection)[1] != os.getuid():
         return "A process of another user listened in its place"
     try:

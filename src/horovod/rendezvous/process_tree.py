@@ -1,6 +1,6 @@
-"""Whether this process was started by a rank that is in the job already: then it is none itself, whatever it inherited.
+"""Detects that a rank of the job has started this process: then it is no rank, despite inherited variables.
 
-Such a rank maps the control page, whose name tells the job; and a job whose ranks have met has no place for a newcomer.
+A rank in the job maps the control page, whose name tells the job; a job whose ranks have met has no place for others.
 The process table is searched upwards, since shells and fork servers may stand between a rank and its child.
 Source: memfd_create(2), proc(5).
 """
@@ -19,7 +19,7 @@ __all__ = ["control_name", "is_no_rank", "rank_above"]
 
 def control_name(job: str) -> str:
     """Return the name of the memfd that every rank of ``job`` maps from the meeting to ``shutdown()``."""
-    job = job.partition("#")[0]  # those of a part of the job are no less ranks
+    job = job.partition("#")[0]  # ranks of a part of the job are ranks of the job, too
     return f"horovod-control-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
@@ -29,7 +29,7 @@ def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> 
     Args:
         job: the job's name, as ``World`` has it.
         proc: where the process table is mounted.
-        pid: whose ancestors; this process's when omitted.
+        pid: process whose ancestors are searched; this process when omitted.
     """
     mark = f"/memfd:{control_name(job)} ".encode()
     pid = os.getpid() if pid is None else pid
@@ -38,12 +38,12 @@ def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> 
             if mark in (proc / str(pid) / "maps").read_bytes():
                 return pid
     except (OSError, ValueError, IndexError):
-        pass  # what belongs to another user is no rank of ours, nor is anything above it
+        pass  # a process of another user is no rank of ours, nor is any process above it
     return 0
 
 
 def is_no_rank(world: World, parent: int = 0) -> str:
-    """Return what to say in a process that a rank has made.
+    """Return the error text for a process that a rank has started or forked.
 
     Args:
         world: the place in the job that it has inherited.
@@ -51,12 +51,12 @@ def is_no_rank(world: World, parent: int = 0) -> str:
     """
     origin = f"started by rank {world.rank} (pid {parent})" if parent else f"forked from rank {world.rank}"
     text = (
-        f"this process was {origin} and is no rank itself. Leave init() and collectives to the rank, and hand over "
-        "what is needed, such as hvd.rank(), as an argument"
+        f"this process was {origin} and is no rank itself. Call init() and collectives only in the rank, and pass "
+        "the values that this process needs, such as hvd.rank(), as arguments"
     )
     if not parent:
         return text
-    # Under mpi4py alone it is the launcher of MPI that says who is a rank.
+    # Under mpi4py alone, the variables of MPI's launcher define the ranks.
     row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[1])
     *names, last = dict.fromkeys((row.rank, row.size, *row.sign))
     return (

@@ -22,13 +22,13 @@ def start_program(module: str, words: object, stdout: int, stderr: int | None = 
     Signals to the ranks' process group, such as Ctrl-C, do not reach it.
 
     Args:
-        module: has a function ``main``.
-        words: to be written as JSON.
-        stdout: as ``subprocess`` takes it.
-        stderr: as ``subprocess`` takes it.
+        module: module with a function ``main``.
+        words: object to be written as JSON.
+        stdout: its standard output, as ``subprocess`` takes it.
+        stderr: its standard error, as ``subprocess`` takes it.
 
     Raises:
-        InitError: it does not start.
+        InitError: the program does not start.
     """
     path = str(Path(__file__).parents[2])  # a script may have found this package by its own sys.path
     program = f"import sys; sys.path.append({path!r}); from {module} import main; sys.exit(main())"
@@ -44,7 +44,7 @@ def start_program(module: str, words: object, stdout: int, stderr: int | None = 
 
 
 def await_answer(process: subprocess.Popen[bytes]) -> Any:
-    """Return what the job service prints, a line of JSON.
+    """Return the line of JSON that the job service prints.
 
     Raises:
         InitError: it prints nothing within 60 seconds.

@@ -1,8 +1,8 @@
-"""Messages of the job service, which every host of a job reaches: who is here, how a rank ended, a shared table.
+"""Messages of the job service, which every host of a job reaches: meetings, ends of ranks, and a shared table.
 
     leader of a host to service   Join, again every second    GiveUp                  Failed: its host will not come
     any rank to service           Ask: how a rank ended       Table: read or change the shared table
-    service to leader             StillMissing: for whom      AllHere                 Refusal: there is no job
+    service to leader             StillMissing: which ranks   AllHere                 Refusal: there is no job
     service to any rank           Fate: how a rank ended      Value: of the table
     leader to rank 0's leader     Connected                   Go: all have connected
     elastic jobs                  see ``member_messages``
@@ -53,10 +53,10 @@ class HostEntry(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         hostname: its name; two hosts may have the same.
-        ranks: of the job, in the order of their local ranks.
+        ranks: its ranks in the job, in the order of their local ranks.
         pids: their process ids there.
-        version: of this package.
-        addresses: of the host; the one that leads to the others first.
+        version: version of this package.
+        addresses: addresses of the host; the one that leads to the others first.
     """
 
     hostname: str
@@ -67,15 +67,15 @@ class HostEntry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Join(msgspec.Struct, array_like=True, frozen=True, tag="join"):
-    """A leader wants to take part.
+    """A leader wants to join a meeting.
 
     Attributes:
         generation: counts the times that the ranks of the job have met.
         size: number of ranks in the job.
-        nonce: of this attempt.
+        nonce: nonce of this attempt.
         entry: its host.
-        control: where the leader of rank 0 listens; empty for the others.
-        run: names the part of the job that meets; empty for the whole job.
+        control: endpoints of rank 0's leader; empty for the others.
+        run: name of the part of the job that meets; empty for the whole job.
         members: numbers in the whole job, by rank of the part; empty for the whole job.
     """
 
@@ -93,9 +93,9 @@ class GiveUp(msgspec.Struct, array_like=True, frozen=True, tag="leave"):
 
     Attributes:
         generation: as in its ``Join``.
-        nonce: of its attempt.
-        error: why.
-        lost: the rank that died, if that is why, else -1.
+        nonce: nonce of its attempt.
+        error: the reason.
+        lost: the rank whose death is the reason, else -1.
         run: as in its ``Join``.
     """
 
@@ -113,7 +113,7 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
         generation: as in ``Join``.
         size: number of ranks in the job.
         absent: number of ranks of that host.
-        error: why.
+        error: the reason.
         is_loss: whether one of them has died.
         run: as in ``Join``.
     """
@@ -127,11 +127,11 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
-    """How did a rank end?
+    """Asks how a rank ended.
 
     Attributes:
-        rank: of the job.
-        generation: in which it has this rank; 0 in a job that is not elastic.
+        rank: rank in the job.
+        generation: generation in which it has this rank; 0 in a job that is not elastic.
     """
 
     rank: int
@@ -142,7 +142,7 @@ class Fate(msgspec.Struct, array_like=True, frozen=True, tag="fate"):
     """How a rank ended.
 
     Attributes:
-        rank: of the job.
+        rank: rank in the job.
         how: such as "was killed by SIGKILL"; empty as long as it is not known to have ended.
         generation: as in ``Ask``.
     """
@@ -156,8 +156,8 @@ class Table(msgspec.Struct, array_like=True, frozen=True, tag="table"):
     """Reads or changes the shared table; ``get`` is answered as soon as the key has a value.
 
     Attributes:
-        verb: what to do.
-        key: of the entry; begins with the generation.
+        verb: the operation.
+        key: key of the entry; begins with the generation.
         value: for ``set``.
         amount: for ``add``.
     """
@@ -185,9 +185,9 @@ class AllHere(msgspec.Struct, array_like=True, frozen=True, tag="members"):
     """All hosts are here.
 
     Attributes:
-        nonce: of the attempt that this answers.
-        entries: by their lowest rank.
-        control: where the leader of rank 0 listens.
+        nonce: nonce of the attempt that this answers.
+        entries: the hosts, ordered by their lowest rank.
+        control: endpoints of rank 0's leader.
     """
 
     nonce: bytes
@@ -199,9 +199,9 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
     """There is no job.
 
     Attributes:
-        error: why.
-        lost: the rank that died, if that is why, else -1.
-        is_loss: whether a rank died whose number is not known.
+        error: the reason.
+        lost: the rank whose death is the reason, else -1.
+        is_loss: whether the reason is the death of an unknown rank.
     """
 
     error: str
@@ -221,11 +221,11 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
 
 
 class Connected(msgspec.Struct, array_like=True, frozen=True, tag="joined"):
-    """A leader is connected with that of rank 0.
+    """A leader is connected to rank 0's leader.
 
     Attributes:
-        index: of its host.
-        where: the address of rank 0's host that led there.
+        index: index of its host.
+        where: endpoint of rank 0's host that it has reached.
     """
 
     index: int
@@ -254,7 +254,7 @@ def pack(message: msgspec.Struct, number: int = 0) -> bytes:
 
     Args:
         message: a struct of this module.
-        number: of the question; its answer has the same.
+        number: number of the question; its answer has the same number.
     """
     return msgspec.msgpack.encode(_Envelope(__version__, number, msgspec.msgpack.encode(message)))
 

@@ -1,4 +1,4 @@
-"""Rank 0's side of a meeting: hears who comes, finds out who will not, and answers all at once."""
+"""Rank 0's side of a meeting: takes greetings, detects ranks that will not come, and answers all at once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from horovod.world import World
 
 __all__ = ["RankZero"]
 
-#: How long those who come a moment later than an error may take to hear of it.
+#: After an error, time for ranks that come a moment later to receive it.
 _LINGER_S = 1.0
-#: How long a rank that was here in time may take to receive what it is given.
+#: Time for a rank that came in time to receive its descriptors.
 _CONFIRM_S = 10.0
-#: How often to look whether a rank has ended that will not come any more.
+#: Interval at which to check whether a missing rank has ended.
 _LOOK_S = 0.25
 
 
@@ -41,7 +41,7 @@ class _Guest:
 
     @property
     def death(self) -> Verdict:
-        """The verdict if it has died."""
+        """The verdict if this rank has died."""
         return Verdict(f"rank {self.hello.rank} (pid {self.hello.pid}) died inside init()", self.hello.rank)
 
 
@@ -49,11 +49,11 @@ class RankZero:
     """One meeting.
 
     Args:
-        world: who this process is: rank 0.
-        hello: what it says of itself.
-        arena_fd: its arena.
-        control_fd: the control page.
-        endings: which ranks have ended.
+        world: this process's place in the job: rank 0.
+        hello: its greeting.
+        arena_fd: descriptor of its arena.
+        control_fd: descriptor of the control page.
+        endings: knows which ranks have ended.
     """
 
     def __init__(self, world: World, hello: Greeting, arena_fd: int, control_fd: int, endings: Endings) -> None:
@@ -66,7 +66,7 @@ class RankZero:
         self._guests: dict[int, _Guest] = {}
         # Processes that left init() alive, by pidfd: they may come back, or die.
         self._absent: dict[int, _Guest] = {}
-        # Also those who died since.
+        # Includes ranks that have died since.
         self._heard: set[int] = set()
         self._trouble = Verdict()
         self._deadline = 0.0
@@ -75,14 +75,14 @@ class RankZero:
         self._door = Listener(world, self._selector, self._hear, self._fail)
 
     def gather(self, deadline: float, timeout_s: float) -> HostMeeting:
-        """Wait for all ranks and give everybody everything.
+        """Wait for all ranks, and give every rank all descriptors.
 
         Args:
-            deadline: until when, on the monotonic clock.
-            timeout_s: the same as a duration, for errors.
+            deadline: end of the wait, on the monotonic clock.
+            timeout_s: limit of the wait as a duration, for errors.
 
         Raises:
-            InitError: a rank did not come in time, or does not fit to the others.
+            InitError: a rank did not come in time, or does not match the others.
             PeerLostError: a rank has ended.
 
         Blocks until all ranks are here, or until the deadline.
@@ -107,7 +107,7 @@ class RankZero:
         return self._answer()
 
     def close(self) -> None:
-        """Let go of everybody; after a meeting that failed, of what they brought, too."""
+        """Close all connections; after a failed meeting, close the ranks' descriptors, too."""
         self._door.close()
         self._selector.close()
         for guest in self._guests.values():
@@ -124,7 +124,7 @@ class RankZero:
         return len(self._heard) < self._world.size - 1
 
     def _fail(self, error: str, lost: int = -1) -> None:
-        """There will be no meeting; those who come a moment later shall hear of it, and not wait for nothing."""
+        """Record that there will be no meeting; ranks that come a moment later must learn of it instead of waiting."""
         if not self._trouble.error:
             self._trouble = Verdict(error, lost)
             self._deadline = min(self._deadline, time.monotonic() + _LINGER_S)
@@ -138,7 +138,7 @@ class RankZero:
             self._fail(ended[1], ended[0])
 
     def _hear(self, connection: socket.socket) -> bool:
-        """Take what a newcomer says; False when it has not spoken yet."""
+        """Handle a newcomer's message; return False when there is none yet."""
         try:
             message, fds, flags = messages.receive(connection, messages.MAX_GREETING, 4)
         except BlockingIOError:
@@ -205,7 +205,7 @@ class RankZero:
                 "install one version everywhere"
             )
         if hello.size != self._hello.size:
-            return f"rank {hello.rank} believes in {hello.size} ranks, rank 0 in {self._hello.size}"
+            return f"rank {hello.rank} expects {hello.size} ranks, rank 0 expects {self._hello.size}"
         if not 0 < hello.rank < hello.size:
             return f"a process (pid {hello.pid}) came as rank {hello.rank} of {hello.size}"
         if hello.rank in self._guests:
@@ -214,12 +214,12 @@ class RankZero:
         return ""
 
     def _leave(self, connection: socket.socket) -> None:
-        """A rank that was here has hung up: it is dying, or its init() was interrupted and may be called again."""
+        """Handle a rank that has hung up: it is dying, or its init() was interrupted and may be called again."""
         number = next((number for number, guest in self._guests.items() if guest.connection is connection), None)
         if number is None:
             return
         try:
-            connection.recv(1)  # nothing is to be said now
+            connection.recv(1)  # a rank sends nothing now
         except BlockingIOError:
             return
         except OSError:
@@ -274,7 +274,7 @@ class RankZero:
 
 
 def _confirmation(guest: _Guest, deadline: float, check: Callable[[], None]) -> Verdict:
-    """Return whether a rank has received what it was given."""
+    """Return whether a rank has received everything."""
     try:
         message = messages.await_message(guest.connection, messages.MAX_GREETING, deadline, check)
         return msgspec.msgpack.decode(message, type=Verdict) if message else guest.death

@@ -1,7 +1,7 @@
-"""The job service: tells the hosts of a job of each other and how ranks ended, and keeps the shared table.
+"""The job service: introduces the hosts of a job to each other, reports how ranks ended, keeps the shared table.
 
 One per job: a thread of ``horovodrun``, or a process of its own on rank 0's host under launchers that start ranks
-themselves (``rendezvous.hosting``). It hears only processes with the job's key.
+themselves (``rendezvous.hosting``). It accepts only processes with the job's key.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from horovod.rendezvous.watches import Watches
 __all__ = ["Service", "listen"]
 
 _MOST_AT_ONCE = 100_000
-#: How often the membership looks at the clock.
+#: Interval of the ticks for the membership.
 _TICK_MS = 100
-#: How many messages are taken before anything else is looked at.
+#: Number of messages to take from a socket before any other work.
 _IN_A_ROW = 1000
 _Answers = list[tuple[bytes, Answer]]
-_NOT_ELASTIC = "this job was not started elastically: HOROVOD_ELASTIC is not for its ranks"
+_NOT_ELASTIC = "this job was not started elastically: unset HOROVOD_ELASTIC for its ranks"
 
 
 class Service:
@@ -61,15 +61,15 @@ class Service:
     Args:
         secret: the job's secret.
         addresses: addresses of this host to listen at, or endpoints such as ``ipc://@name``.
-        ports: to listen at, as many as are free; any one when empty.
+        ports: ports to try, all free ones are used; any port when empty.
         hosts: name of the host of each rank, by rank; empty when that is not known.
-        policy: how the members of the job may change; None where the launcher says who they are.
+        policy: how the members of the job may change; None where the launcher defines them.
 
     Attributes:
-        endpoints: where it listens, several addresses of one place.
+        endpoints: endpoints at which it listens, several addresses of one place.
 
     Raises:
-        OSError: it cannot listen at any of the addresses.
+        OSError: the service cannot listen at any of the addresses.
     """
 
     def __init__(
@@ -109,22 +109,22 @@ class Service:
         self._thread.start()
 
     def ended(self, rank: int, who: str, how: str) -> None:
-        """Report that a rank has ended, to all that wait for it now or later.
+        """Report the end of a rank to all hosts that wait for it, now or later.
 
         Args:
-            rank: of the job.
+            rank: rank in the job.
             who: its name in messages, such as "rank 3 (pid 7) on host c".
-            how: it ended, such as "was killed by SIGKILL".
+            how: how it ended, such as "was killed by SIGKILL".
         """
         with self._lock:
             self._news.append(lambda: self._meetings.ended(rank, who, how))
             self._ring()
 
     def put(self, event: Event) -> None:
-        """Tell the membership of a job with a policy what has happened: hosts, ends of processes, a wish to leave.
+        """Report an event to the membership of a job with a policy: hosts, ends of processes, a wish to leave.
 
         Args:
-            event: ``Discovered``, ``Ended``, ``Leaving`` or ``Tick``; time passes by itself, too.
+            event: ``Discovered``, ``Ended``, ``Leaving`` or ``Tick``; the service makes ticks, too.
 
         Raises:
             ValueError: the job has no policy.
@@ -135,7 +135,7 @@ class Service:
             self._ring()
 
     def order(self, order: Fence | Silent | None) -> None:
-        """Have the watch of a host kill a process that another launcher has started; None: watches may end."""
+        """Have the watch of a host kill a process that another launcher has started; None lets all watches end."""
         with self._lock:
             self._news.append(lambda: self._watch(order))
             self._ring()
@@ -151,8 +151,8 @@ class Service:
     def take(self) -> list[Decision]:
         """Return the decisions since the last call, in their order; never blocks.
 
-        The launcher carries out ``Start``, ``Fence`` and ``Finish``. ``Assign`` and ``Begin`` come for its output: the
-        service has told the ranks.
+        The launcher carries out ``Start``, ``Fence`` and ``Finish``. ``Assign`` and ``Begin`` are for its output: the
+        service has already told the ranks.
         """
         with self._lock:
             decisions, self._decisions = self._decisions, []
@@ -161,7 +161,7 @@ class Service:
             return decisions
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when ``take`` has something; it stays the service's."""
+        """Return a descriptor that is readable when ``take`` has decisions; only the service may close it."""
         return self._decided
 
     @property
@@ -171,16 +171,16 @@ class Service:
 
     def _policed(self) -> Generations:
         if self._generations is None:
-            raise ValueError("the members of this job are what its launcher says: give Service a policy")
+            raise ValueError("the launcher defines the members of this job: give Service a policy")
         return self._generations
 
     def await_told(self, timeout_s: float) -> None:
-        """Wait until all hosts know that one has failed, if one has; ``timeout_s`` seconds at most."""
+        """Wait until all hosts know of a failed host, if there is one; ``timeout_s`` seconds at most."""
         if self._meetings.has_to_tell:
             self._told.wait(timeout_s)
 
     def close(self) -> None:
-        """End the service. Blocks until all hosts have read their last answer, or two seconds."""
+        """End the service. Blocks until all hosts have read their last answer, at most two seconds."""
         with self._lock:
             if self._is_closed:
                 return
@@ -224,7 +224,7 @@ class Service:
                 self._told.set()
 
     def _publish(self) -> None:
-        """Let the launcher have the decisions."""
+        """Make the decisions available to the launcher."""
         if self._generations is not None and (decisions := self._generations.take()):
             self._forget(self._generations.oldest)
             with self._lock:
@@ -232,7 +232,7 @@ class Service:
                 os.eventfd_write(self._decided, 1)
 
     def _hear(self, sender: bytes, data: bytes) -> None:
-        """Take one message, and answer it."""
+        """Handle one message, and answer it."""
         meetings, generations = self._meetings, self._generations
         if (version := version_of(data)) and version != __version__:
             self._send(meetings.other_version(sender, version))
@@ -264,7 +264,7 @@ class Service:
             if key not in table:
                 self._parked[key][sender] = number
                 if len(self._parked) > _MOST_AT_ONCE:
-                    del self._parked[next(iter(self._parked))]  # whose client has a limit of its own
+                    del self._parked[next(iter(self._parked))]  # its client has a limit of its own
                 return
             self._send([(sender, Value(table[key]))], number)
             return
@@ -281,7 +281,7 @@ class Service:
         self._send([(sender, Value(amount=amount))], number)
 
     def _forget(self, oldest: int) -> None:
-        """Drop what earlier generations of an elastic job have in the table, whose keys are ``/generation/...``."""
+        """Delete table entries of earlier generations of an elastic job, whose keys are ``/generation/...``."""
         for table in (self._table, self._parked):
             numbers = {key: key.split("/")[1] for key in table if key.startswith("/") and key.count("/") > 1}
             for key in [key for key, number in numbers.items() if number.isdigit() and int(number) < oldest]:
@@ -295,7 +295,7 @@ class Service:
     def _send(self, answers: _Answers, number: int = 0) -> None:
         self._publish()  # before a rank that acts on an answer can end
         for receiver, answer in answers:
-            # A client that does not read its answers loses them, and delays nobody else.
+            # A client that does not read its answers loses them, and does not delay others.
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart([receiver, pack(answer, number)], zmq.NOBLOCK)
             if isinstance(answer, AllHere | Refusal):
@@ -306,15 +306,15 @@ def listen(socket: zmq.Socket[bytes], addresses: Sequence[str], ports: Sequence[
     """Bind a socket to each of several addresses.
 
     Args:
-        socket: one that is not bound.
-        addresses: addresses of this host, or endpoints that are no port.
-        ports: to listen at, as many as are free; any one when empty.
+        socket: an unbound socket.
+        addresses: addresses of this host, or endpoints without a port.
+        ports: ports to try, all free ones are used; any port when empty.
 
     Returns:
-        Where it listens.
+        The endpoints at which it listens.
 
     Raises:
-        OSError: at none of them.
+        OSError: it can listen at none of them.
     """
     found: list[str] = []
     refused: zmq.ZMQError | None = None

@@ -1,8 +1,8 @@
-"""Which ranks of this host the launcher still runs, as the process table shows: nobody shall wait for one that is gone.
+"""Detects ranks of this host whose process has ended, from the process table, so that no rank waits for them.
 
 Launchers start all ranks of a host at once, in their order, below a process of their own, and each rank has its number
-in its environment. A number that was there and is not any more has ended; so has one that never was there, though a
-higher one is; and so has, after a while, any other.
+in its environment. A rank has ended if its number was there and is missing now, or never was there although a higher
+one is; after a longer time, any other missing rank has ended, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from horovod.world import ON_HOST, World, launcher_process, process_status
 __all__ = ["Siblings"]
 
 _LOOK_S = 0.4
-#: For how long, and in how many looks more, nothing must be seen of a rank that was there, which may be in the middle
-#: of execve(2); and of one that may not have been started yet. In time in which nothing runs nobody looks.
+#: Time, and number of further looks, without a sign of a rank: for one that was there, which may be in the middle of
+#: execve(2), and for one that may not have been started yet. Looks count because time may pass while nothing runs.
 _GONE, _NEVER = (1.0, 1), (1.6, 4)
 
 
@@ -27,9 +27,9 @@ class Siblings:
     """See the module.
 
     Args:
-        world: who this process is.
+        world: this process's place in the job.
         proc: where the process table is mounted.
-        clock: tells the time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Siblings:
         job, is_part, _ = world.job.partition(ON_HOST)
         row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[0])
         if row is LAUNCHERS[0] or "#" in job:
-            return  # horovodrun's keeper knows better; and a part of a job has numbers of its own
+            return  # horovodrun's keeper knows the exits; and a part of a job has numbers of its own
         names = ["SLURM_LOCALID", *(pair[0] for pair in row.locals)] if is_part else [row.rank]
         # Read the environment at the start of this process: the process table does not show later changes.
         variable = next((name for name in names if self._number_of(os.getpid(), name) == world.rank), "")
@@ -59,10 +59,10 @@ class Siblings:
             # A key derived from the launcher's process is common to all ranks below it; otherwise keys may differ.
             self._is_common = not world.meeting.has_key or not self._words_of(self._daemon).isdisjoint(row.starters)
         except (OSError, ValueError, IndexError):
-            pass  # another user's, or behind the wall of a container
+            pass  # the process is another user's, or hidden by a container
 
     def fate(self, rank: int) -> str:
-        """Return what became of a rank; empty as long as it may be there."""
+        """Return how a rank ended; empty as long as it may be there."""
         if not self._variable:
             return ""
         now = self._clock()
@@ -105,7 +105,7 @@ class Siblings:
         self._seen.update(self._present)
 
     def _words_of(self, pid: int) -> set[str]:
-        """The words of a command line, without folders; Slurm separates them by blanks, and the first by a colon."""
+        """Return the words of a command line, without folders; Slurm separates them by blanks, the first by a colon."""
         line = (self._proc / str(pid) / "cmdline").read_bytes().decode(errors="replace")
         return {word.rpartition("/")[2].rstrip(":") for word in line.replace("\0", " ").split()}
 

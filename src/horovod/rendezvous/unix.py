@@ -1,12 +1,12 @@
-"""How the ranks of one host find each other: one meeting on an abstract unix socket, then it is gone.
+"""Lets the ranks of one host find each other: one meeting on an abstract unix socket, which is closed afterwards.
 
-Rank 0 listens for as long as init() lasts, under a name that only those can compute who have the job's key, and that
-changes every second. The name is no file, so nothing is left behind whatever happens. Each rank speaks first: a
-greeting, signed with the key, and its arena as a file descriptor. Rank 0 answers all of them at once, signed too, with
-everybody's descriptors; the meeting counts when all have said that they received them. A peer of another user, or
-without the key, gets no answer, and what it binds or holds open keeps nobody from meeting.
+Rank 0 listens during init() under a name that only processes with the job's key can compute, and that changes every
+second. The name is no file, so nothing is left behind in any case. Each rank first sends a greeting, signed with the
+key, and its arena as a file descriptor. Rank 0 answers all of them at once, signed too, with the descriptors of all
+ranks; the meeting is valid when all have confirmed that they received them. A peer of another user, or without the
+key, gets no answer, and cannot prevent a meeting by binding names or holding connections open.
 
-No replay protection is needed: nobody can listen in on a unix socket, and the kernel names the peer.
+No replay protection is needed: no other process can read from a unix socket, and the kernel identifies the peer.
 Source: unix(7), SO_PEERCRED and SCM_RIGHTS; pidfd_open(2).
 """
 
@@ -31,16 +31,16 @@ def meet(world: World, arena_fd: int, arena_bytes: int, control_fd: int, timeout
     """Meet the other ranks of this host.
 
     Args:
-        world: who this process is.
+        world: this process's place in the job.
         arena_fd: this rank's arena.
         arena_bytes: its size in bytes.
         control_fd: the control page on rank 0, else -1.
         timeout_s: seconds to wait for the last rank.
 
     Raises:
-        InitError: a rank did not come in time, or does not fit to the others; or this process has no descriptor left.
+        InitError: a rank did not come in time, or does not match the others; or this process has no descriptor left.
         PeerLostError: a rank has ended, before the meeting or in it.
-        HorovodInternalError: ``world.meeting.check`` has called it off.
+        HorovodInternalError: ``world.meeting.check`` has cancelled the meeting.
 
     Blocks until all ranks are here, or ``timeout_s``.
     """

@@ -1,8 +1,8 @@
-"""A key for ranks whose launcher gives none, where the cluster itself can tell that they belong to one user.
+"""A key for ranks whose launcher gives none, if the cluster itself can prove that they belong to one user.
 
-Rank 0 makes the key. With MUNGE, which most clusters of Slurm have, it offers the key at a port that follows from the
-name of the run, as a credential that only processes of its own user can read. Elsewhere it is a file that only this
-user can read, in ``~/.horovod``, which all hosts of a cluster share as a rule; rank 0 removes it when it ends.
+Rank 0 makes the key. With MUNGE, which most clusters of Slurm have, it offers the key at a port derived from the name
+of the run, as a credential that only processes of its own user can read. Elsewhere it writes the key to a file that
+only this user can read, in ``~/.horovod``, which the hosts of a cluster usually share; rank 0 removes it when it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Offer(msgspec.Struct, frozen=True):
     """The key that rank 0 gives to the other ranks.
 
     Attributes:
-        run: which run it is for.
+        run: name of the run for which it is valid.
         key: the secret.
         places: addresses of rank 0's host.
     """
@@ -54,15 +54,15 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def vouch(world: World, timeout_s: float, check: Callable[[], None] = lambda: None) -> World:
-    """Return the world with a key that all ranks have, and with rank 0's addresses where the launcher names no host.
+    """Return the world with a key that all ranks share, and with rank 0's addresses if the launcher names no host.
 
     Args:
-        world: without a key.
+        world: this process's place in the job, without a key.
         timeout_s: seconds to wait for rank 0.
-        check: called ten times a second; raises what ends the waiting.
+        check: called ten times a second; raises the error that ends the wait.
 
     Raises:
-        InitError: rank 0 has offered no key in a way that this process could take.
+        InitError: rank 0 has offered no key that this process could read.
 
     Blocks until rank 0 has called, or ``timeout_s``.
     """
@@ -108,7 +108,7 @@ def _take(world: World, munge: Munge | None, patience: Patience, lack: str) -> O
     for look in itertools.count():
         found = _read(path, world.meeting.run)
         if found is None and munge is not None and places:
-            # Rank 0 is on the first node, or on any where the user has arranged the tasks.
+            # Rank 0 is on the first node, or on any node if the user has arranged the tasks.
             likely = dict.fromkeys((places[0], places[look % len(places)]))
             found = take_by_munge(munge, world.meeting.run, list(likely), world.rank)
         if found is not None:
@@ -141,9 +141,9 @@ def _remove(path: Path, pid: int) -> None:
 
 
 def _read(path: Path, run: str) -> Offer | None:
-    """The offer in a file, if only this user can have written and can read it."""
+    """Return the offer in a file, if only this user can have written it and can read it."""
     try:
-        os.listdir(path.parent)  # noqa: PTH208 - makes NFS look again
+        os.listdir(path.parent)  # noqa: PTH208 - makes NFS refresh the folder
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
@@ -163,12 +163,12 @@ def _decoded(data: bytes, run: str) -> Offer | None:
 
 
 def offer_by_munge(munge: Munge, offer: Offer, others: int, timeout_s: float) -> None:
-    """Serve a key to all other ranks, in a thread that ends when they have it.
+    """Serve a key to all other ranks, in a thread that ends when all have it.
 
     Args:
-        munge: of this host.
+        munge: MUNGE on this host.
         offer: the key.
-        others: number of ranks that will come.
+        others: number of other ranks.
         timeout_s: seconds after which the thread ends in any case.
 
     Raises:
@@ -206,13 +206,13 @@ def _serve(listener: socket.socket, munge: Munge, offer: Offer, others: int, tim
 
 
 def take_by_munge(munge: Munge, run: str, places: Sequence[str], rank: int) -> Offer | None:
-    """Return what rank 0 offers; None as long as it offers nothing.
+    """Return rank 0's offer; None as long as there is none.
 
     Args:
-        munge: of this host.
-        run: which run.
-        places: names of hosts, of which one is rank 0's; usually the first.
-        rank: of this process.
+        munge: MUNGE on this host.
+        run: name of the run.
+        places: names of hosts, one of which is rank 0's; usually the first.
+        rank: rank of this process.
     """
     for place in places:
         for port in _ports(run, munge.uid):
@@ -227,7 +227,7 @@ def take_by_munge(munge: Munge, run: str, places: Sequence[str], rank: int) -> O
                         connection.sendall(rank.to_bytes(4, "big") + _thanks(offer.key, rank))
                         return offer
             except (OSError, MungeError, UnicodeError):
-                continue  # not there yet, or a stranger's
+                continue  # not there yet, or another process has the port
     return None
 
 

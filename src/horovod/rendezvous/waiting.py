@@ -1,4 +1,4 @@
-"""Waiting during init(): until a deadline, with a log line every 30 s that names who is missing."""
+"""Waiting during init(): until a deadline, with a log line every 30 s that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["Patience", "Reminder"]
 
 REMIND_S = 30.0
-"""How often a process that waits logs whom it waits for."""
+"""Interval at which a waiting process logs which ranks or hosts it waits for."""
 _LOOK_S = 0.1
 _READABLE = 1  # zmq.POLLIN
 
 
 class Reminder:
-    """Logs every ``REMIND_S`` seconds whom this process waits for.
+    """Logs every ``REMIND_S`` seconds which ranks or hosts this process waits for.
 
     Args:
         timeout_s: seconds after which it will give up, for the message.
@@ -32,10 +32,10 @@ class Reminder:
         self._next_s = self._began_s + REMIND_S
 
     def look(self, missing: Callable[[], str]) -> None:
-        """Log if it is time.
+        """Log a line if it is due.
 
         Args:
-            missing: returns who is missing, and what they have not done yet.
+            missing: returns the missing ranks or hosts, and their missing step, such as "rank 0 to call init()".
         """
         now = time.monotonic()
         if now >= self._next_s:
@@ -47,16 +47,16 @@ class Reminder:
 
 
 class Patience:
-    """A deadline, and what ends a wait before it.
+    """A deadline, and a check that may end a wait before it.
 
     Args:
         timeout_s: seconds to wait.
-        check: called ten times a second; raises when waiting has become useless.
+        check: called ten times a second; raises an error when waiting has become useless.
 
     Attributes:
-        total_s: seconds, for messages.
-        deadline: on the monotonic clock.
-        check: as above.
+        total_s: seconds to wait, for messages.
+        deadline: end of the wait, on the monotonic clock.
+        check: as the argument.
     """
 
     def __init__(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
@@ -73,7 +73,7 @@ class Patience:
 
         Args:
             socket: a socket.
-            events: to wait for.
+            events: events to wait for.
 
         Returns:
             Whether the socket is ready, or time is left.
@@ -85,9 +85,9 @@ class Patience:
         return is_ready or left_s > 0
 
     def remind(self, missing: str) -> None:
-        """Log every 30 s whom this process waits for.
+        """Log every 30 s which ranks or hosts this process waits for.
 
         Args:
-            missing: who is missing, and what they have not done yet.
+            missing: the missing ranks or hosts, and their missing step.
         """
         self._reminder.look(lambda: missing)

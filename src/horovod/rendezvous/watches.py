@@ -12,20 +12,20 @@ from horovod.rendezvous.protocol import Answer
 __all__ = ["Watches"]
 
 _Answers = list[tuple[bytes, Answer]]
-#: A watch speaks once a second and does nothing else, so that its host is lost after so long a silence.
+#: A watch sends a message once a second and does nothing else, so after this silence its host is lost.
 _SILENCE_S = 6.0
-#: In a longer pause between two looks at the clock the service itself did not run.
+#: A longer pause between two ticks means that the service itself did not run.
 _LONGEST_TICK_S = 1.0
-#: A watch begins to speak with the first process of its host, at most so long after it.
+#: A watch starts with the first process of its host, and sends its first message within this time.
 _START_S = 60.0
 _NO_WORD = "was killed by a signal, or has crashed"
 
 
 class Watches:
-    """The watches of one job. No thread of its own, and no clock.
+    """The watches of one job, without a thread or a clock.
 
     Args:
-        generations: the processes.
+        generations: the generations, which know the processes.
 
     Attributes:
         is_over: whether the watches may end.
@@ -39,14 +39,14 @@ class Watches:
         self.is_over = False
 
     def hear(self, sender: bytes, news: WatchNews) -> _Answers:
-        """Take what a watch says.
+        """Handle a message of a watch.
 
         Args:
-            sender: how to answer it.
+            sender: address for the answer.
             news: its message.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         self._silent_s[news.host] = 0.0
         answers: _Answers = []
@@ -60,18 +60,18 @@ class Watches:
         return answers
 
     def order(self, order: Fence | Silent) -> None:
-        """Have a process killed, or killed if it is stopped; a watch hears of it when it speaks next."""
+        """Have a process killed, or killed if it is stopped; its watch gets the order with the next answer."""
         if not isinstance(self._orders.get(order.slot), Fence):
             self._orders[order.slot] = order
 
     def tick(self, now_s: float) -> _Answers:
-        """Time has passed: find out which hosts are lost.
+        """Find lost hosts, as time has passed.
 
         Args:
-            now_s: a monotonic clock in seconds.
+            now_s: time of a monotonic clock, in seconds.
 
         Returns:
-            To whom to say what.
+            Answers, each with its receiver.
         """
         passed_s, self._now_s = min(max(0.0, now_s - self._now_s), _LONGEST_TICK_S), now_s
         answers: _Answers = []

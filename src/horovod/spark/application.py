@@ -1,4 +1,4 @@
-"""The Spark application of this process: its slots, and the job that runs the tasks of the ranks."""
+"""The Spark application of this process: its slots, and the Spark job whose tasks hold the ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 __all__ = ["Application", "TaskJob"]
 
-#: How long executors may take to come where their number is not known; Spark waits as long for them by default.
+#: Seconds to wait for executors if their number is unknown; the same as Spark's default.
 _SETTLE_S = 30.0
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 _ENDED_S = 10.0
 
 
 class Application:
-    """The active Spark application, as far as ranks need it.
+    """The active Spark application, with the queries that ranks need.
 
     Raises:
         ImportError: PySpark is not installed.
@@ -53,7 +53,7 @@ class Application:
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at once on the executors that are there now."""
+        """Number of tasks that can run concurrently on the present executors."""
         java = self.context._jsc.sc()
         return int(java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile()))
 
@@ -62,7 +62,7 @@ class Application:
         return int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is listed, too
 
     def shortage(self, size: int) -> str:
-        """Return why ``size`` tasks will not run at once, whatever one waits for; empty as long as they may."""
+        """Return the reason why ``size`` tasks can never run concurrently; empty while they still may."""
         slots = self.slots
         if slots >= size or not self._is_settled():
             return ""
@@ -74,7 +74,7 @@ class Application:
         )
 
     def _is_settled(self) -> bool:
-        """Whether all executors are there that are going to come."""
+        """Whether all expected executors have registered."""
         conf, master = self.context.getConf(), self.context.master
         if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
             return False
@@ -90,13 +90,13 @@ class Application:
 
 
 class TaskJob:
-    """A job of Spark whose tasks do not end before the driver wants it.
+    """A Spark job whose tasks run until the driver ends them.
 
     Args:
-        application: where it runs.
+        application: the application that runs it.
         count: number of tasks.
-        task: what each does, as ``mapPartitionsWithIndex`` calls it; picklable.
-        name: of the job, for Spark's pages.
+        task: picklable function of each task, with the signature of ``mapPartitionsWithIndex``.
+        name: name of the job in Spark's web pages.
     """
 
     def __init__(self, application: Application, count: int, task: Callable[..., Any], name: str) -> None:
@@ -119,11 +119,11 @@ class TaskJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no task runs any more."""
+        """Whether all tasks have ended."""
         return not self._thread.is_alive()
 
     def failure(self) -> str:
-        """Return why Spark has ended the job; empty if it has not, or it ended well."""
+        """Return the reason why Spark aborted the job; empty if the job runs or succeeded."""
         if self._error is None:
             return ""
         text = str(getattr(self._error, "java_exception", "") or self._error)
@@ -133,11 +133,11 @@ class TaskJob:
         """Wait for the tasks, or cancel them. Blocks for ten seconds at most.
 
         Args:
-            is_well: whether the tasks have been told to end, and need no cancelling.
+            is_well: whether the tasks were asked to end, so that they need not be cancelled.
         """
         if is_well:
             self._thread.join(_ENDED_S)
         if not self.has_ended:
-            with contextlib.suppress(Exception):  # of Py4J: the application has ended meanwhile
+            with contextlib.suppress(Exception):  # a Py4J error: the application has ended meanwhile
                 self._context.cancelJobGroup(self._group)
             self._thread.join(_ENDED_S)

@@ -1,7 +1,7 @@
-"""``horovod.spark.run_elastic``: ranks in the tasks of a Spark application that outlive the loss of some of them.
+"""``horovod.spark.run_elastic``: elastic ranks in the tasks of a Spark application.
 
-Tasks register and serve as agents, as for ``run``. When one is lost, the others keep their processes and their state;
-Spark starts the task again, and its rank joins them.
+Tasks register and serve as agents, as for ``run``. When a task is lost, the other ranks keep their processes and
+state; Spark restarts the task, and its rank joins them.
 """
 
 from __future__ import annotations
@@ -53,38 +53,38 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` on ranks in tasks of the Spark application, and go on when some of them are lost.
+    """Call ``fn(*args, **kwargs)`` on ranks in tasks of the Spark application, and continue when ranks are lost.
 
-    Ranks that are left keep their processes. A rank that has failed starts again in its task; for a task that is lost,
-    with its executor perhaps, Spark starts another one, as often as ``spark.task.maxFailures`` says.
+    Surviving ranks keep their processes. A failed rank restarts in its task. Spark replaces a lost task, for example
+    after the loss of its executor, up to ``spark.task.maxFailures`` times.
 
     Args:
-        fn: what to call; it calls ``hvd.init()`` itself, and trains in a function with ``@hvd.elastic.run``.
+        fn: the function; it must call ``hvd.init()``, and train in a function with ``@hvd.elastic.run``.
         args: its arguments.
-        kwargs: its named arguments.
+        kwargs: its keyword arguments.
         num_proc: number of ranks to start with; Spark's default parallelism when omitted.
-        min_num_proc: fewest ranks to go on with; ``num_proc`` when omitted, which waits for the task that is lost.
-        max_num_proc: most ranks, which join when executors come; ``num_proc`` when omitted.
+        min_num_proc: minimum number of ranks; by default ``num_proc``: then the job waits for lost tasks.
+        max_num_proc: maximum number of ranks, reached when executors join; ``num_proc`` when omitted.
         start_timeout: seconds to wait for Spark to start ``num_proc`` tasks; HOROVOD_SPARK_START_TIMEOUT, or 600.
-        elastic_timeout: seconds that the others wait for missing ranks; HOROVOD_ELASTIC_TIMEOUT, or 600.
-        reset_limit: end the job instead of starting another generation after so many.
-        env: more variables for the ranks; they have those of the executors.
+        elastic_timeout: seconds to wait for missing ranks; HOROVOD_ELASTIC_TIMEOUT, or 600.
+        reset_limit: maximum number of generations; then the job ends instead of starting another one.
+        env: environment variables for the ranks, in addition to those of the executors.
         stdout: text stream for the output of the ranks; ``sys.stdout`` when omitted.
-        stderr: text stream for their errors; ``sys.stderr`` when omitted.
-        verbose: more than 0 says what is started.
-        nics: network interfaces that all hosts have, names or ``"a,b"``; ranks and driver talk over them.
+        stderr: text stream for the standard error of the ranks; ``sys.stderr`` when omitted.
+        verbose: more than 0 prints the started processes.
+        nics: network interfaces present on all hosts, names or ``"a,b"``; ranks and driver communicate over them.
         prefix_output_with_timestamp: whether each line of output begins with date and time.
-        min_np: deprecated, as ``min_num_proc``.
-        max_np: deprecated, as ``max_num_proc``.
+        min_np: deprecated; use ``min_num_proc``.
+        max_np: deprecated; use ``max_num_proc``.
 
     Returns:
         The return value of ``fn`` on each rank of the last generation, in rank order.
 
     Raises:
         RuntimeError: there is no active SparkContext, as with Spark Connect.
-        ValueError: arguments that contradict each other, or a function that cannot be sent.
-        LaunchError: too few ranks were left; the message has the causes. Or Spark has too few slots, or did not start
-            the tasks in time.
+        ValueError: arguments contradict each other, or the function cannot be pickled.
+        LaunchError: too few ranks were left (the message lists the causes), Spark has too few slots, or it did not
+            start the tasks in time.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
 
     Blocks until all ranks have ended.
@@ -108,12 +108,12 @@ def run_elastic(
 
 
 class TaskPool:
-    """The places of an elastic job: each task is one, whose host is that of the task; see ``host_pool.Pool``.
+    """Slots of an elastic job: each task is one slot on its host; see ``host_pool.Pool``.
 
     Args:
-        tasks: registers the tasks that Spark starts again.
-        options: what the user wants.
-        first: tasks that have registered before.
+        tasks: registers the tasks that Spark restarts.
+        options: the user's options.
+        first: tasks that have already registered.
     """
 
     def __init__(self, tasks: RankTasks, options: JobOptions, first: Sequence[TaskConnection]) -> None:
@@ -128,33 +128,33 @@ class TaskPool:
 
     @property
     def count(self) -> int:
-        """Number of tasks that are there."""
+        """Number of registered tasks."""
         return len(self._slots)
 
     @property
     def usable(self) -> dict[str, int]:
-        """Number of slots of each host, with those whose task is to come back."""
+        """Number of slots of each host, including slots whose task Spark will restart."""
         found: dict[str, int] = {}
         for name, number in self._slots:
             found[name] = max(found.get(name, 0), number + 1)
         return found
 
     def offer(self, hosts: Mapping[str, HostOffer]) -> None:
-        """The hosts are those of the tasks."""
+        """Do nothing: the hosts are those of the tasks."""
 
     def lose(self, name: str, number: int | None) -> None:
-        """A task does not answer any more."""
+        """Handle a task that no longer answers."""
         assert number is not None
         del self._slots[name, number]
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
-        """Give each task that has registered the first free slot of its host."""
+        """Assign each registered task to the first free slot of its host."""
         assert self.plan is not None
         ready, early = [], []
         for task in (*self._arrived, *self._tasks.listener.arrivals()):
             place = task.registration
             if old := [other for other in self._slots.values() if other.registration.partition == place.partition]:
-                old[0].kill()  # Spark knew before us that it is lost
+                old[0].kill()  # Spark detected the loss before us
                 task.wire.show_life()
                 early.append(task)
                 continue
@@ -167,11 +167,11 @@ class TaskPool:
         return ready
 
     def due_at(self) -> list[float]:
-        """When ``tend`` is due."""
+        """Times at which ``tend`` is due."""
         return [time.monotonic() + _LOOK_S]
 
     def close(self) -> None:
-        """Let go of tasks that have no slot."""
+        """Release tasks without a slot."""
         for task in self._arrived:
             task.close()
 
@@ -179,9 +179,9 @@ class TaskPool:
 def _carry_out(
     options: JobOptions, elastic: ElasticOptions, pool: TaskPool, call: bytes, timeout_s: float | None
 ) -> list[Any]:
-    """Run the job to its end, and return what the ranks of the last generation have returned."""
+    """Run the job to its end, and return the results of the ranks of the last generation."""
     settings = config.load(elastic_timeout_s=timeout_s)
-    # Tasks may come back on other hosts, as long as Spark tries.
+    # Restarted tasks may run on other hosts, as long as Spark retries.
     policy = replace(elastic.policy(settings.elastic_timeout_s, settings.start_timeout_s), is_discovering=True)
     key = secrets.token_hex(32)
     service = Service(bytes.fromhex(key), listen_addresses(options.interfaces), policy=policy)

@@ -1,4 +1,4 @@
-"""Arguments that ``horovod.spark.run`` and ``run_elastic`` have in common."""
+"""Common arguments of ``horovod.spark.run`` and ``run_elastic``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["JobOptions", "job_options"]
 
 @dataclass(frozen=True)
 class JobOptions:
-    """One call.
+    """Options of one call.
 
     Attributes:
-        name: of the function, for messages.
-        sinks: where standard output and standard error of the ranks go.
-        interfaces: network interfaces that all hosts have.
-        environ: more variables for the ranks.
-        is_verbose: whether to say what is started.
+        name: name of the called function, for messages.
+        sinks: streams for standard output and standard error of the ranks.
+        interfaces: network interfaces present on all hosts.
+        environ: additional environment variables for the ranks.
+        is_verbose: whether to print the started processes.
         timestamps: whether each line of output begins with date and time.
-        executable: Python of the ranks; that of their tasks when empty.
+        executable: Python interpreter of the ranks; that of their tasks when empty.
     """
 
     name: str
@@ -41,7 +41,7 @@ class JobOptions:
     executable: str = ""
 
     def say(self, line: str) -> None:
-        """Print a line of our own, unless the user wants none."""
+        """Print a line of our own if the user wants them."""
         if self.is_verbose:
             self.sinks[1].put(f"{self.name}: {line}\n".encode())
 
@@ -49,9 +49,9 @@ class JobOptions:
         """Return the plan of a job; see ``own_plan``.
 
         Args:
-            environ: what all ranks have in common.
+            environ: environment variables common to all ranks.
             first: the task of the first rank.
-            ranks: what each rank has of its own; empty for an elastic job.
+            ranks: environment variables of each rank; empty for an elastic job.
         """
         # Spark divides the cores of a host among its tasks.
         threads = {"OMP_NUM_THREADS": first.threads} if first.threads else {}
@@ -69,7 +69,7 @@ class JobOptions:
         """Return the plan for one task.
 
         Args:
-            plan: that of the job, or the task's part of it.
+            plan: plan of the job, or the task's part of it.
             place: the task.
         """
         environ = {**plan.environ, SCOPE_VARIABLE: secrets.token_hex(8)}
@@ -86,17 +86,17 @@ def job_options(
     timestamps: bool,
     executable: str | None = None,
 ) -> JobOptions:
-    """Read the arguments, as ``run`` describes them.
+    """Convert the user's arguments to options; ``run`` describes them.
 
     Args:
         name: of the function, for messages.
-        env: more variables for the ranks.
-        stdout: text stream for their output.
-        stderr: text stream for their errors.
-        verbose: more than 0 says what is started.
+        env: additional environment variables for the ranks.
+        stdout: text stream for the output of the ranks.
+        stderr: text stream for the standard error of the ranks.
+        verbose: more than 0 prints the started processes.
         nics: network interfaces.
         timestamps: whether each line of output begins with date and time.
-        executable: Python of the ranks.
+        executable: Python interpreter of the ranks.
     """
     interfaces = tuple(nics.split(",")) if isinstance(nics, str) else tuple(nics or ())
     return JobOptions(

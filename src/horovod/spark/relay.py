@@ -1,7 +1,7 @@
-"""Byte streams between a driver and its tasks, through sockets that only processes with the job's key can use.
+"""Byte streams between a driver and its tasks, through sockets that require the job's key.
 
-An agent speaks frames over file descriptors. Each end has a thread that passes the bytes of a socket pair on to the
-other end, encrypted; an empty message ends a stream. The first message of a task says who it is.
+An agent exchanges frames over file descriptors. Each end has a thread that forwards the bytes of a socket pair to
+the other end, encrypted; an empty message ends a stream. The first message of a task is its ``Registration``.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from horovod.rendezvous.waiting import Patience
 __all__ = ["Registration", "TaskConnection", "TaskEnd", "TaskListener"]
 
 _PURPOSE = "tasks"
-#: Messages under way to one end; a stream waits so long for the next try when there are so many.
+#: Maximum number of queued messages to one end; milliseconds until a retry when the queue is full.
 _MESSAGES, _AGAIN_MS = 64, 5
 _WELCOME = b"welcome"
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A task presents itself.
+    """Description that a task sends to register.
 
     Attributes:
         version: of this package.
-        partition: number of the task, the same for each attempt.
-        attempt: how often it has failed before.
-        machine: the same text for two names of one machine, or container, only.
-        nodename: what its host calls itself.
-        python: its interpreter.
-        cores: how many it may use.
+        partition: number of the task; the same for all its attempts.
+        attempt: number of earlier failures.
+        machine: identifier of the machine or container, independent of its host name.
+        nodename: the host's own name.
+        python: path of its Python interpreter.
+        cores: number of cores that it may use.
         threads: OMP_NUM_THREADS, which Spark sets from the cores of a task; empty if it is not set.
     """
 
@@ -58,7 +58,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class _Stream:
-    """One socket pair: its own end here, and what waits in both directions."""
+    """One socket pair: the local end, and the queued bytes in both directions."""
 
     def __init__(self, own: sockets.socket) -> None:
         own.setblocking(False)
@@ -69,10 +69,10 @@ class _Stream:
 
 
 class _Relay:
-    """Passes bytes on, in a thread of its own.
+    """Forwards bytes in its own thread.
 
     Args:
-        context: that of the socket; ended with the thread.
+        context: context of the socket; it ends with the thread.
         socket: a ROUTER, or a DEALER with one stream, whose peer is ``b""``.
     """
 
@@ -86,7 +86,7 @@ class _Relay:
         self._thread = threading.Thread(target=self._run, name="horovod-relay", daemon=True)
 
     def _open(self, peer: bytes) -> sockets.socket:
-        """Begin a stream; return its end for this process."""
+        """Open a stream; return its end for this process."""
         own, theirs = sockets.socketpair()
         self._streams[peer] = _Stream(own)
         self._by_fd[own.fileno()] = peer
@@ -143,7 +143,7 @@ class _Relay:
                 self._flush(peer, stream)
 
     def _meet(self, peer: bytes, data: bytes) -> None:
-        """Take the first message of a peer."""
+        """Handle the first message of a peer."""
 
     def _flush(self, peer: bytes, stream: _Stream) -> None:
         try:
@@ -176,7 +176,7 @@ class _Relay:
         except zmq.Again:
             stream.held = data
             return
-        except zmq.ZMQError:  # the other end is gone; what it has sent is still passed on
+        except zmq.ZMQError:  # the other end is gone; bytes that it has sent are still forwarded
             data = b""
         if not data:
             stream.is_ending = True
@@ -191,29 +191,29 @@ class _Relay:
 
 
 class TaskConnection:
-    """A stream to the agent in a task, as ``RemoteJob`` wants it.
+    """A stream to the agent in a task, with the interface that ``RemoteJob`` needs.
 
     Args:
-        task: the other end.
-        own: its end in this process.
+        task: registration of the task at the other end.
+        own: the stream's end in this process.
     """
 
-    #: Why it has ended; Spark knows more than we do.
+    #: Hint for the reason of its end: only Spark's log has it.
     stderr = "the log of its executor may say why"
 
     def __init__(self, task: Registration, own: sockets.socket) -> None:
         self.registration, self._own = task, own
-        self.wire = AgentWire(own.fileno(), os.dup(own.fileno()), is_launcher=True)  # polled apart from each other
+        self.wire = AgentWire(own.fileno(), os.dup(own.fileno()), is_launcher=True)  # polled separately
 
     def is_lost(self) -> bool:
-        """Look whether the task is there, before a ``RemoteJob`` does it."""
+        """Check whether the task is lost, before a ``RemoteJob`` uses it."""
         self.wire.show_life()
         for _ in self.wire.receive():
             pass
         return self.wire.is_closed
 
     def hang_up(self) -> None:
-        """Have the agent end all that runs there, then itself."""
+        """Make the agent end its processes, and then itself."""
         if not self.wire.is_closed:
             self.wire.is_closed = True
             with contextlib.suppress(OSError):
@@ -230,18 +230,18 @@ class TaskConnection:
 
 
 class TaskListener(_Relay):
-    """Where the tasks of a driver register.
+    """Listener of the driver, at which tasks register.
 
     Args:
         secret: the job's secret.
         addresses: addresses of this host to listen at.
-        objection: why a task cannot be used; empty if it can. Called in another thread.
+        objection: returns the reason why a task cannot be used, or empty. Called in another thread.
 
     Attributes:
-        endpoints: where it listens.
+        endpoints: addresses at which it listens.
 
     Raises:
-        OSError: it cannot listen at any of the addresses.
+        OSError: none of the addresses can be used.
     """
 
     def __init__(self, secret: bytes, addresses: Sequence[str], objection: Callable[[Registration], str]) -> None:
@@ -251,7 +251,7 @@ class TaskListener(_Relay):
         self._arrived: queue.SimpleQueue[TaskConnection] = queue.SimpleQueue()
         try:
             self._socket.sndhwm = _MESSAGES
-            self._socket.router_mandatory = True  # says when a peer is gone
+            self._socket.router_mandatory = True  # report when a peer is gone
             self.endpoints = listen(self._socket, addresses)
         except BaseException:
             self.close()
@@ -262,7 +262,7 @@ class TaskListener(_Relay):
         """Return the tasks that have registered since the last call; their owner closes them.
 
         Args:
-            timeout_s: how long to wait for the first one.
+            timeout_s: seconds to wait for the first task.
         """
         found = []
         with contextlib.suppress(queue.Empty):
@@ -280,7 +280,7 @@ class TaskListener(_Relay):
         try:
             task = msgspec.msgpack.decode(data, type=Registration)
         except msgspec.MsgspecError:
-            return  # of a stream that has ended here
+            return  # the stream has already ended here
         objection = self._objection(task)
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([peer, objection.encode() or _WELCOME])
@@ -293,16 +293,16 @@ class TaskEnd(_Relay):
 
     Args:
         secret: the job's secret.
-        endpoints: where the driver listens.
-        task: who this is.
-        timeout_s: how long to wait for the driver.
+        endpoints: addresses at which the driver listens.
+        task: registration of this task.
+        timeout_s: seconds to wait for the driver.
 
     Attributes:
-        own: the stream.
+        own: the local end of the stream.
 
     Raises:
         InitError: the driver does not answer.
-        RuntimeError: it has no use for this task.
+        RuntimeError: the driver refuses this task.
     """
 
     def __init__(self, secret: bytes, endpoints: Sequence[str], task: Registration, timeout_s: float) -> None:

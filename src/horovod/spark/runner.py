@@ -1,4 +1,4 @@
-"""``horovod.spark.run``: a function on ranks that run in the tasks of a Spark application."""
+"""``horovod.spark.run``: run a function on ranks in the tasks of a Spark application."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def run(
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on ``num_proc`` ranks that train together, each in a task of the Spark application.
 
-    Each rank is a process of its own below its task, so ``fn`` runs in a main thread, and its output appears here.
+    Each rank is a child process of its task, so ``fn`` runs in a main thread; its output appears at the driver.
 
     Args:
-        fn: what to call, a lambda or closure too; it calls ``hvd.init()`` itself.
+        fn: the function, also a lambda or closure; it must call ``hvd.init()``.
         args: its arguments.
-        kwargs: its named arguments.
+        kwargs: its keyword arguments.
         num_proc: number of ranks; Spark's default parallelism when omitted.
         start_timeout: seconds to wait for Spark to start all tasks; HOROVOD_SPARK_START_TIMEOUT, or 600.
         use_mpi: not supported: the ranks need no MPI.
-        use_gloo: accepted; ranks of one host use shared memory.
-        extra_mpi_args: accepted, without effect.
-        env: more variables for the ranks; they have those of the executors.
+        use_gloo: accepted and ignored: ranks of one host use shared memory.
+        extra_mpi_args: accepted and ignored.
+        env: environment variables for the ranks, in addition to those of the executors.
         stdout: text stream for the output of the ranks; ``sys.stdout`` when omitted.
-        stderr: text stream for their errors; ``sys.stderr`` when omitted.
-        verbose: more than 0 says what is started.
-        nics: network interfaces that all hosts have, names or ``"a,b"``; ranks and driver talk over them.
+        stderr: text stream for the standard error of the ranks; ``sys.stderr`` when omitted.
+        verbose: more than 0 prints the started processes.
+        nics: network interfaces present on all hosts, names or ``"a,b"``; ranks and driver communicate over them.
         prefix_output_with_timestamp: whether each line of output begins with date and time.
-        executable: Python of the ranks; that of Spark's tasks when omitted.
+        executable: Python interpreter of the ranks; that of Spark's tasks when omitted.
 
     Returns:
         The return value of ``fn`` on each rank, in rank order.
 
     Raises:
         RuntimeError: there is no active SparkContext, as with Spark Connect.
-        ValueError: arguments that this version cannot serve, or a function that cannot be sent.
-        LaunchError: a rank failed; the message has its traceback, and ``__cause__`` its exception if that could be
-            sent. A task was lost. Or Spark has too few slots, or did not start all tasks in time.
+        ValueError: an argument is not supported, or the function cannot be pickled.
+        LaunchError: a rank failed (the message has its traceback, and ``__cause__`` its exception if picklable), a
+            task was lost, Spark has too few slots, or it did not start all tasks in time.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
 
     Blocks until all ranks have ended.
@@ -85,7 +85,7 @@ def run(
 
 
 def _carry_out(options: JobOptions, tasks: Sequence[TaskConnection], call: bytes) -> list[Any]:
-    """Run the ranks to their end, and return what they have returned."""
+    """Run the ranks to their end, and return their results."""
     machines = MachineNames()
     names = [machines.name(task.registration) for task in tasks]
     workers = WorkerJob(names, interfaces=options.interfaces)

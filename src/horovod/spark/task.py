@@ -1,4 +1,4 @@
-"""A task of Spark that holds a rank: registers with the driver, then serves it as the agent of this place."""
+"""A Spark task that holds a rank: it registers with the driver, then serves as its agent."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def get_available_devices() -> list[str]:
 
 
 class RankTask:
-    """The work of each task, as ``mapPartitionsWithIndex`` calls it.
+    """The function of each task, with the signature of ``mapPartitionsWithIndex``.
 
     Args:
-        secret: the job's secret; travels with Spark's own messages.
-        endpoints: where the driver listens.
-        timeout_s: how long to wait for the driver.
-        environ: more variables for the rank.
+        secret: the job's secret; Spark's own messages carry it.
+        endpoints: addresses at which the driver listens.
+        timeout_s: seconds to wait for the driver.
+        environ: additional environment variables for the rank.
     """
 
     def __init__(self, secret: bytes, endpoints: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class RankTask:
 
         context: Any = TaskContext.get()
         devices = context.resources().get("gpu")
-        sent = [path for path in sys.path if path.startswith(SparkFiles.getRootDirectory())]  # by sc.addPyFile
+        sent = [path for path in sys.path if path.startswith(SparkFiles.getRootDirectory())]  # added by sc.addPyFile
         task = Registration(
             version=__version__,
             partition=index,

@@ -1,4 +1,4 @@
-"""The tasks of a driver that hold ranks: starts them, and waits until they have registered."""
+"""Start the driver's tasks that hold ranks, and wait until they have registered."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from horovod.spark.task import RankTask
 
 __all__ = ["MachineNames", "RankTasks"]
 
-#: How often to look whether Spark has given up, or will not give enough slots.
+#: Interval in seconds at which to check that Spark has not aborted the job, and has enough slots.
 _LOOK_S = 0.5
 
 
 class RankTasks:
-    """Tasks of the active Spark application, each of which serves the driver as an agent.
+    """Tasks of the active Spark application; each serves the driver as an agent.
 
     Args:
-        options: what the user wants.
+        options: the user's options.
         wanted: number of tasks to wait for; Spark's default parallelism when None.
-        most: number of tasks that Spark may run; as many when None.
-        start_timeout_s: how long to wait for them; that of the settings when None.
-        runs_again: whether Spark may start a task again that has failed or was lost.
+        most: maximum number of tasks; the same as ``wanted`` when None.
+        start_timeout_s: seconds to wait for the tasks; the value in the settings when None.
+        runs_again: whether Spark may restart a failed or lost task.
 
     Raises:
         RuntimeError: there is no SparkContext in this process.
-        ValueError: there is to be no task.
-        InitError: there is no such interface.
+        ValueError: the number of tasks is less than 1.
+        InitError: a network interface does not exist.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class RankTasks:
             raise LaunchError(why)
 
     def wait(self) -> list[TaskConnection]:
-        """Return the tasks in the order of their partitions, as soon as enough have registered.
+        """Wait until enough tasks have registered; return them in the order of their partitions.
 
         Raises:
-            LaunchError: Spark has not started them in time, has too few slots, or has ended the job.
+            LaunchError: Spark did not start the tasks in time, has too few slots, or has ended the job.
 
-        Blocks until then, for the start timeout at most.
+        Blocks until enough tasks have registered, at most for the start timeout.
         """
         found: dict[int, TaskConnection] = {}
         deadline = time.monotonic() + self.timeout_s
@@ -82,7 +82,7 @@ class RankTasks:
             while True:
                 for connection in self.listener.arrivals(_LOOK_S):
                     partition = connection.registration.partition
-                    if partition in found:  # Spark has started it again
+                    if partition in found:  # Spark has restarted it
                         found[partition].close()
                     found[partition] = connection
                 if len(found) >= self.wanted:
@@ -97,7 +97,7 @@ class RankTasks:
             raise
 
     def _look(self, count: int, deadline: float) -> None:
-        """Raise what makes waiting useless."""
+        """Raise an error if waiting is useless."""
         if self.job.has_ended:
             raise LaunchError(f"Spark has ended the tasks of {self._name}: {self.job.failure() or 'no failure'}")
         self._refuse_shortage()
@@ -108,17 +108,17 @@ class RankTasks:
             )
 
     def close(self, is_well: bool) -> None:
-        """Wait for the tasks, or cancel them, and listen no more.
+        """Wait for the tasks, or cancel them, and stop listening.
 
         Args:
-            is_well: whether they have been told to end.
+            is_well: whether the tasks were asked to end.
         """
         self.job.close(is_well)
         self.listener.close()
 
 
 class MachineNames:
-    """Names of hosts: what each calls itself, and a number if another one has the same name."""
+    """Unique names of hosts: the host's own name, and a number if another host has the same name."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # by machine
@@ -127,7 +127,7 @@ class MachineNames:
         """Return the name of a task's host.
 
         Args:
-            task: on that host.
+            task: registration of a task on that host.
         """
         if task.machine not in self._names:
             taken, name, number = self._names.values(), task.nodename, 1

@@ -1,20 +1,20 @@
 """horovod for TensorFlow: ``import horovod.tensorflow as hvd``.
 
-    ops                   the collectives; over collectives (dense tensors) and sparse (IndexedSlices)
+    ops                   the public collectives, built on collectives (dense tensors) and sparse (IndexedSlices)
     queries               rank and size as operations of a graph
-    functions             variables and Python objects of all ranks made the same
+    functions             synchronization of variables and Python objects across ranks
     tape                  DistributedGradientTape
-    optimizer             DistributedOptimizer; gradient_aggregation adds up several passes
-    reducing              which gradients travel together
+    optimizer             DistributedOptimizer; gradient_aggregation accumulates several passes
+    reducing              grouping of gradients for the reduction
     sync_batch_norm       BatchNormalization over all ranks' batches
-    compression           what goes over the wire
-    elastic               states and decorators for jobs whose ranks come and go; held keeps values beyond a step
+    compression           compression of sent tensors
+    elastic               states and decorators for elastic jobs; held keeps variable values beyond a step
     gradients             the derivatives of the collectives
-    nodes, kernels        operations of graphs, and what they do; over library, TensorFlow's C interface
-    adapter, failures     what the framework-free bindings need to know about TensorFlow, and its error classes
-    runtime               the one object that all of the above go through
+    nodes, kernels        graph operations and their kernels, built on library, TensorFlow's C interface
+    adapter, failures     adapter for the framework-free bindings, and TensorFlow's error classes
+    runtime               the only ``Collectives`` of TensorFlow, used by all modules above
 
-This module gathers the names of a training script.
+This module re-exports the names that training scripts use.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ __all__ += mpi_ops.__all__
 try:
     from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 except ImportError:
-    # tf.keras is asked for here only: with TF_USE_LEGACY_KERAS=1 it needs tf_keras, which Keras 3 does without.
+    # Only this import needs tf.keras; with TF_USE_LEGACY_KERAS=1 it requires tf_keras, which may be missing.
     __all__.remove("SyncBatchNormalization")
 
 

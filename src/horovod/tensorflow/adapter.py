@@ -1,4 +1,4 @@
-"""The adapter of TensorFlow's eager tensors: numpy arrays over the same memory, in and out."""
+"""Adapter of TensorFlow's eager tensors: numpy arrays over the same memory as input and output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 
 
 def wrap(buffer: Array) -> tf.Tensor:
-    """Return an eager tensor over a 64-byte aligned array, which it keeps alive."""
+    """Return an eager tensor over a 64-byte aligned array; the tensor keeps the array alive."""
     if buffer.dtype == _BFLOAT16:
         return tf.bitcast(_from_dlpack(buffer.view(np.uint16).__dlpack__()), tf.bfloat16)
     return _from_dlpack(buffer.__dlpack__())
@@ -40,12 +40,12 @@ class TensorFlowAdapter(ImmutableAdapter):
     wrap = staticmethod(wrap)
 
     def buffer(self, tensor: Any) -> Array:
-        """Return an array over the memory of an eager tensor; a copy of anything else that is a tensor."""
+        """Return an array over the memory of an eager tensor; a copy for any other tensor-like value."""
         if not isinstance(tensor, EagerTensor):
             tensor = self._eager(tensor)
         if tensor.dtype.name not in DTYPES:
             raise TypeError(f"tensors of {tensor.dtype.name} cannot be sent; those of {', '.join(DTYPES)} can")
-        # numpy does not take a scalar of ml_dtypes from ``__array__``.
+        # numpy does not accept an ml_dtypes scalar from ``__array__``.
         array: Array = np.asarray(tensor) if tensor.shape.rank else np.asarray(tensor.numpy())
         return array
 
@@ -63,7 +63,7 @@ class TensorFlowAdapter(ImmutableAdapter):
         return str(tf.as_dtype(tf.float32 if dtype is None else dtype).name)
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return splits as numbers."""
+        """Return splits as integers."""
         return super().splits(np.asarray(splits))
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> tf.Tensor:

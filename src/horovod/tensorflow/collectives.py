@@ -1,6 +1,6 @@
-"""The collectives on several dense tensors, wherever TensorFlow happens to be: eager, under a tape, in a graph.
+"""The collectives on several dense tensors in every mode of TensorFlow: eager, under a tape, in a graph.
 
-Eager tensors that no tape watches go straight to the engine. Everything else becomes a node.
+Eager tensors without a tape go directly to the engine. All other calls become a graph node.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-#: The last join or barrier of each graph; what is made later comes after it.
+#: The last join or barrier of each graph; collectives made later depend on it.
 _last_of_all: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def speaks_tensorflow(function: _F) -> _F:
-    """Make a function raise our errors as TensorFlow's as well."""
+    """Make a function raise errors that are both ours and TensorFlow's."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ def broadcast(
 def alltoall(
     tensor: Any, splits: Any, process_set: ProcessSet, name: str | None = None, ignore_name_scope: bool = False
 ) -> tuple[Any, Any]:
-    """Send rows to every rank; return what came, and how many rows from whom."""
+    """Send rows to every rank; return the received rows and the number of rows from each rank."""
     if _is_plain([tensor]):
         received: tuple[Any, Any] = comm.synchronize(comm.alltoall_async(tensor, splits, name, process_set))
         return received
@@ -171,10 +171,10 @@ def reducescatter(
 
 
 def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) -> Any:
-    """Add an operation without inputs that comes after all collectives that the graph has so far.
+    """Add an operation without inputs that runs after all collectives already in the graph.
 
     Returns:
-        The number that it gives, or the operation itself if it gives none.
+        The output tensor, or the operation itself if it has no output.
     """
     graph = tf.compat.v1.get_default_graph()
     here = graph._get_control_flow_context()
@@ -186,12 +186,12 @@ def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) 
 
 
 def members_of(process_set: ProcessSet) -> Any:
-    """Return the number of a set's members; in a function that is kept when ranks come and go, an operation."""
+    """Return the number of a set's members; an operation in a traced function of an elastic job."""
     return query("HorovodSize", id_of(process_set), None) if _outlives_ranks() else process_set.size() or 1
 
 
 def place_of(process_set: ProcessSet) -> Any:
-    """Return this rank's place in a set; as ``members_of``, for the set of all ranks."""
+    """Return this rank's index in a set; an operation as in ``members_of``, but only for the set of all ranks."""
     if _outlives_ranks() and not process_set.process_set_id:
         return query("HorovodRank", 0, None)
     return process_set.rank()
@@ -202,7 +202,7 @@ def _outlives_ranks() -> bool:
 
 
 def query(op_type: str, process_set_id: int, name: str | None) -> Any:
-    """Return a number that is found out when the graph runs; where XLA compiles it, when it is built."""
+    """Return a query as a tensor; it is evaluated when the graph runs, or under XLA when the graph is compiled."""
     (number,) = node(op_type, [], [tf.int32], GraphRequest(process_set=process_set_id, site=user_site()), name)
     return _shaped(number, tf.TensorShape([]))
 

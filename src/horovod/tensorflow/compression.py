@@ -1,4 +1,4 @@
-"""Horovod's import path of the compressors; they are in ``horovod.bindings.compression``."""
+"""Horovod's import path of the compressors; ``horovod.bindings.compression`` defines them."""
 
 from __future__ import annotations
 

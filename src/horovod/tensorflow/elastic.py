@@ -35,13 +35,13 @@ run, step = decorators(typed_errors)
 
 
 class TensorFlowState(VariablesState):
-    """State of variables of TensorFlow, and of other values.
+    """State of TensorFlow variables and other values.
 
-    A commit keeps the values that there are, without a copy: the next step writes to other memory.
+    A commit keeps the present values without a copy: the next step writes to other memory.
 
     Args:
-        variables: to be saved and brought to all ranks; in a graph of TensorFlow 1 its global variables by default.
-        session: of TensorFlow 1; None for eager execution.
+        variables: variables to save and to synchronize; with a session all global variables by default.
+        session: session of TensorFlow 1; None for eager execution.
         **kwargs: attributes of the state, such as ``epoch=0, batch=0``.
 
     Raises:
@@ -91,7 +91,7 @@ class TensorFlowState(VariablesState):
 
 def __getattr__(name: str) -> Any:
     if name == "TensorFlowKerasState":
-        # tf.keras is asked for here only, as in horovod.tensorflow.
+        # Import tf.keras only on demand, as in horovod.tensorflow.
         from horovod._keras.elastic_public import derive_state
         from horovod._keras.on_tensorflow import backend
         from horovod.tensorflow.keras.callbacks import KIT

@@ -1,4 +1,4 @@
-"""Our errors as TensorFlow's error classes, too."""
+"""Our errors as subclasses of TensorFlow's error classes, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod.bindings.failures import typed
 
 __all__ = ["code_of", "translated", "typed_errors"]
 
-#: The first that fits; what Horovod raised in each case.
+#: Our errors, TensorFlow's class and its code, as in Horovod; the first match is used.
 _CLASSES: tuple[tuple[tuple[type[BaseException], ...], type[tf.errors.OpError], int], ...] = (
     ((errors.MismatchError, errors.NotInitializedError), tf.errors.FailedPreconditionError, 9),
     ((ValueError, TypeError), tf.errors.InvalidArgumentError, 3),
@@ -46,9 +46,9 @@ def _both(kind: type[Exception]) -> type[Exception]:
 
 
 def _init(self: Exception, node_def: object, op: object, message: str, *args: object) -> None:
-    # With the arguments of TensorFlow's own classes: AutoGraph makes errors anew to add the user's code to the text.
+    # Take the arguments of TensorFlow's classes: AutoGraph re-creates errors to add the user's code to the text.
     tf.errors.OpError.__init__(self, node_def, op, message, code_of(self), *args)
-    self.args = (message,)  # which repr() shows; TensorFlow's classes leave none
+    self.args = (message,)  # shown by repr(); TensorFlow's classes set none
 
 
 def _reduce(error: Exception) -> tuple[object, ...]:
@@ -63,7 +63,7 @@ def _revive(kind: type[Exception], text: str, state: dict[str, object]) -> Excep
 
 
 def translated(error: Exception) -> Exception:
-    """Return an error of ours as one that TensorFlow's scripts catch, too; others as they are."""
+    """Return our error as a class that TensorFlow scripts catch, too; return other errors unchanged."""
     kind = type(error)
     if isinstance(error, tf.errors.OpError) or not isinstance(error, errors.HorovodInternalError | ValueError):
         return error
@@ -73,5 +73,5 @@ def translated(error: Exception) -> Exception:
 
 
 def typed_errors() -> AbstractContextManager[None]:
-    """Return a context that raises our own error for one of TensorFlow's that only has its text."""
+    """Return a context that raises our original error instead of TensorFlow's error with its text."""
     return typed((tf.errors.OpError,))

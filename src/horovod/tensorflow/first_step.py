@@ -1,8 +1,8 @@
-"""Warn once if the ranks train different models, because nobody broadcast the variables.
+"""Warn once if the ranks train different models because the variables were not broadcast.
 
-Scripts broadcast before the first step or, as Horovod's examples do, right after it. So an eager loop is checked in its
-second step, and a traced step at the end of its trace, unless it broadcasts by itself. The warning is held back for a
-while, since a broadcast may follow that trace, or several passes of the first step.
+Scripts broadcast before the first step or, as in Horovod's examples, right after it. So an eager loop is checked in
+its second step, and a traced step at the end of its trace, unless the trace contains a broadcast. The warning is
+delayed, because a broadcast may follow the trace, or several passes of the first step.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["compare", "note_broadcast", "tensorflows", "warn_now"]
 
 _REMEDY = "hvd.broadcast_variables(model.variables, root_rank=0)"
 _HOLD_S = 30.0
-#: For each engine, by the first variable: a reference that ends with it, and the steps that were begun or compared.
+#: For each engine, by the first variable's id: a weak reference to it, and the steps that were begun or compared.
 _begun: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, set[Any]]]] = weakref.WeakKeyDictionary()
 _broadcasting: weakref.WeakSet[Any] = weakref.WeakSet()
-#: Warnings that are held back, and the variables that each is about.
+#: Delayed warnings, and the ids of the variables of each.
 _held: list[tuple[threading.Timer, set[int]]] = []
 
 
 def tensorflows(variable: Any) -> Any:
-    """Return TensorFlow's variable, which one of Keras holds; ``None`` for anything else."""
+    """Return a TensorFlow variable, or the one inside a Keras variable; ``None`` for other objects."""
     inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
     return inner if isinstance(inner, tf.Variable) else None
 
 
 def note_broadcast(variables: Sequence[Any]) -> None:
-    """Note that variables are broadcast, now or by the function that is traced."""
+    """Record that variables are broadcast, now or by the function being traced."""
     for timer, about in _held:
         if not about.isdisjoint(map(id, variables)):
             timer.cancel()
@@ -48,7 +48,7 @@ def note_broadcast(variables: Sequence[Any]) -> None:
 
 @atexit.register
 def warn_now() -> None:
-    """Give the warnings that are held back."""
+    """Log the delayed warnings now."""
     while _held:
         timer, _ = _held.pop()
         if not timer.finished.is_set():
@@ -57,19 +57,19 @@ def warn_now() -> None:
 
 
 def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -> None:
-    """Compare variables with those of other ranks, once; see the module.
+    """Compare variables with the other ranks' variables once; see the module.
 
     Args:
-        name: begins the key of the match.
-        sources: what gradients are computed for; those that are no variables may differ.
-        process_set: ranks that train them.
+        name: prefix of the key of the match.
+        sources: objects for which gradients are computed; only variables are compared.
+        process_set: ranks that train the variables.
     """
     variables = [found for source in sources or () if (found := tensorflows(source)) is not None]
     if not variables or not process_set.included() or process_set.size() == 1:
         return
     known, first = _begun.setdefault(context.engine(), {}), id(variables[0])
     if first not in known:
-        # The number of a variable that is gone may be used again, on some ranks only.
+        # Python may reuse the id of a deleted variable, and only on some ranks.
         known[first] = weakref.ref(variables[0], lambda _: known.pop(first, None)), set()
     begun, key = known[first][1], (name, len(variables))
     if (*key, "compared") in begun:
@@ -94,7 +94,7 @@ def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -
 
 
 def _outermost() -> Any:
-    """Return the function that is traced, not one that it calls; ``None`` in graphs of TensorFlow 1."""
+    """Return the graph of the outermost traced function; ``None`` in graphs of TensorFlow 1."""
     graph: Any = tf.compat.v1.get_default_graph()
     if not graph.building_function:
         return None
@@ -104,7 +104,7 @@ def _outermost() -> Any:
 
 
 def _compare_now(name: str, variables: Sequence[Any], process_set: ProcessSet) -> bool:
-    """Return whether the variables have values; they have none in the first of two traces of a step that makes them."""
+    """Compare and return True; return False if variables have no values yet, as in the first trace that makes them."""
     if not all(bool(variable.is_initialized()) for variable in variables):
         return False
 

@@ -1,4 +1,4 @@
-"""Bring variables and Python objects of all ranks to the same state."""
+"""Synchronize variables and Python objects across ranks."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = [
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Give every rank the root's values, in place.
+    """Copy the root's values to every rank, in place.
 
-    Collective over ``process_set``; variables are matched by their place in the list.
+    Collective over ``process_set``; variables are matched by their position in the list.
 
     Args:
-        variables: of TensorFlow or Keras; as many, of the same shapes and dtypes, in the same order, on every rank.
-        root_rank: global rank whose values everybody gets.
+        variables: TensorFlow or Keras variables; same number, order, shapes and dtypes on every rank.
+        root_rank: global rank that sends its values.
         process_set: ranks that take part.
-        inplace: accepted; it is always in place.
+        inplace: accepted and ignored: the broadcast is always in place.
 
     Returns:
-        In a graph of TensorFlow 1, the operation that does it; else None.
+        In a graph of TensorFlow 1, the operation that broadcasts; else None.
 
     Raises:
-        ValueError: something in ``variables`` is no variable.
+        ValueError: an element of ``variables`` is no variable.
         MismatchError: numbers of variables, shapes or dtypes disagree; on every rank.
         PeerLostError: a rank died.
 
-    Blocks until all values are here.
+    Blocks until all values have arrived.
     """
     targets = []
     for variable in variables:
@@ -59,7 +59,7 @@ def broadcast_variables(
     note_broadcast(targets)
     if tf.executing_eagerly():
         return _broadcast_now(targets, root_rank, process_set)
-    # A graph cannot raise, so the number is compared as a shape is, before anybody waits for what others lack.
+    # A graph cannot raise here, so compare the number of variables as a shape, before ranks wait for missing ones.
     number = tf.zeros([len(targets)], tf.bool)
     as_many = collectives.broadcast(number, root_rank, process_set, "broadcast_variables.number_of_variables")
     assigned = []
@@ -82,13 +82,13 @@ def _broadcast_now(targets: Sequence[tf.Variable], root_rank: int, process_set: 
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return the operation that gives every rank the root's values of all variables of the graph.
+    """Return the operation that copies the root's values of all graph variables to every rank.
 
     Args:
-        root_rank: global rank whose values everybody gets.
+        root_rank: global rank that sends its values.
 
     Raises:
-        RuntimeError: there is no graph, but eager execution.
+        RuntimeError: execution is eager, so there is no graph.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -99,11 +99,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives every rank the root's values of all variables when a session of TensorFlow 1 begins.
+    """Copies the root's values of all variables to every rank when a session of TensorFlow 1 begins.
 
     Args:
-        root_rank: global rank whose values everybody gets.
-        device: accepted; tensors travel through host memory.
+        root_rank: global rank that sends its values.
+        device: device of the operation; tensors still go through host memory.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -119,7 +119,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
                 self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
+        """Run the broadcast."""
         session.run(self.bcast_op)
 
 
@@ -136,9 +136,9 @@ def broadcast_object(
     Collective over ``process_set``.
 
     Args:
-        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
-        root_rank: global rank that sends.
-        session: accepted; none is needed.
+        obj: any object that cloudpickle can pickle, also lambdas and local classes; read on the root only.
+        root_rank: global rank of the sender.
+        session: accepted and ignored.
         name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
         process_set: ranks that take part.
 
@@ -149,7 +149,7 @@ def broadcast_object(
         MismatchError: ranks named different roots.
         PeerLostError: a rank died.
 
-    Blocks until the object is here.
+    Blocks until the object has arrived.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -177,13 +177,13 @@ def allgather_object(
     Collective over ``process_set``.
 
     Args:
-        obj: what cloudpickle can pickle; its size may differ between ranks.
-        session: accepted; none is needed.
+        obj: any object that cloudpickle can pickle; its size may differ between ranks.
+        session: accepted and ignored.
         name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
         process_set: ranks that take part.
 
     Returns:
-        The objects in the order of the members' ranks, those of ranks that joined left out.
+        The objects in the order of the members' ranks, without those of ranks that joined.
 
     Raises:
         PeerLostError: a rank died.

@@ -1,4 +1,4 @@
-"""Several backward passes for each step: gradients are added up here, and reduced in the last pass."""
+"""Several backward passes per step: gradients are accumulated locally, and reduced in the last pass."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["LocalGradientAggregationHelper", "LocalGradientAggregationHelperEage
 
 
 class LocalGradientAggregationHelperEager:
-    """Adds gradients up, in eager mode and in graphs.
+    """Accumulates gradients, in eager mode and in graphs.
 
     Args:
-        backward_passes_per_step: how many passes make a step.
-        allreduce_func: ``fn(gradients, variables)``, which reduces them over all ranks.
-        sparse_as_dense: whether IndexedSlices become dense; they cannot be added up as they are.
-        average_aggregated_gradients: divide by the number of passes.
+        backward_passes_per_step: number of passes per step.
+        allreduce_func: ``fn(gradients, variables)``, which reduces gradients over all ranks.
+        sparse_as_dense: whether IndexedSlices become dense; sparse ones cannot be accumulated.
+        average_aggregated_gradients: whether to divide the sums by the number of passes.
         process_set: ranks that take part.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+        scale_local_gradients: whether to divide the gradients of local variables by the number of ranks.
 
     Raises:
-        ValueError: there is no such number of passes.
+        ValueError: ``backward_passes_per_step`` is less than 1.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class LocalGradientAggregationHelperEager:
         self.average_aggregated_gradients = average_aggregated_gradients
         self.process_set = process_set
         self.scale_local_gradients = scale_local_gradients
-        #: Passes of the step under way.
+        #: Number of passes done in the present step.
         self.counter: Any = None
         self._sums: list[Any] = []
         self._local: dict[int, Any] = {}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank.
+        """Keep the gradient of a variable local to this rank.
 
         Args:
             var: the variable.
@@ -61,17 +61,17 @@ class LocalGradientAggregationHelperEager:
         self._local[key_of(var)] = var
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add gradients to those of the step's earlier passes; reduce the sums in its last one.
+        """Add gradients to those of the step's earlier passes; reduce the sums in the last pass.
 
         Args:
-            grads: of this pass; None stays None.
-            vars: those that they belong to.
+            grads: gradients of this pass; None stays None.
+            vars: variables of the gradients.
 
         Returns:
-            The reduced gradients; the sums so far when the step has more passes to come.
+            The reduced gradients in the last pass of a step; the sums so far in earlier passes.
 
         Raises:
-            ValueError: a gradient is IndexedSlices, which cannot be added up.
+            ValueError: a gradient is IndexedSlices, which cannot be accumulated.
         """
         dense = [self._dense(grad) for grad in grads]
         if self.backward_passes_per_step == 1:
@@ -136,13 +136,13 @@ class LocalGradientAggregationHelperEager:
         return results
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply the gradients when a step is complete; else only count the pass.
+        """Apply the gradients when a step is complete; otherwise only count the pass.
 
         Args:
-            apply_grads_closure: applies them.
-            optimizer: whose ``iterations`` count the passes, if it has such.
-            *args: accepted.
-            **kwargs: accepted.
+            apply_grads_closure: function that applies the gradients.
+            optimizer: its ``iterations`` count the passes, if it has them.
+            *args: the pairs of gradient and variable, if given first.
+            **kwargs: accepted and ignored.
         """
         if self.counter is None:
             return apply_grads_closure()
@@ -153,18 +153,18 @@ class LocalGradientAggregationHelperEager:
 
 
 class LocalGradientAggregationHelper(LocalGradientAggregationHelperEager):
-    """The same with the arguments of Horovod's helper for graphs.
+    """``LocalGradientAggregationHelperEager`` with the arguments of Horovod's helper for graphs.
 
     Args:
-        backward_passes_per_step: how many passes make a step.
-        allreduce_func: ``fn(gradients, variables)``, which reduces them over all ranks.
-        sparse_as_dense: whether IndexedSlices become dense; they cannot be added up as they are.
-        average_aggregated_gradients: divide by the number of passes.
-        rank: accepted.
-        optimizer_type: accepted.
+        backward_passes_per_step: number of passes per step.
+        allreduce_func: ``fn(gradients, variables)``, which reduces gradients over all ranks.
+        sparse_as_dense: whether IndexedSlices become dense; sparse ones cannot be accumulated.
+        average_aggregated_gradients: whether to divide the sums by the number of passes.
+        rank: accepted and ignored.
+        optimizer_type: accepted and ignored.
         process_set: ranks that take part.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks.
-        name: accepted.
+        scale_local_gradients: whether to divide the gradients of local variables by the number of ranks.
+        name: accepted and ignored.
     """
 
     OPTIMIZER_TYPE_KERAS = "optimizer_type_keras"
@@ -189,7 +189,7 @@ class LocalGradientAggregationHelper(LocalGradientAggregationHelperEager):
 
 
 def _operations(tensors: Sequence[Any]) -> list[Any]:
-    """Return what control dependencies can be put on; nothing where execution is eager."""
+    """Return the tensors for control dependencies; an empty list in eager mode."""
     return [] if tf.executing_eagerly() else [tensor for tensor in tensors if tensor is not None]
 
 

@@ -1,4 +1,4 @@
-"""Horovod's import path of the helper that adds up gradients in eager mode."""
+"""Horovod's import path of the helper that accumulates gradients in eager mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The derivatives of the collectives, registered with TensorFlow for graphs and tapes alike.
+"""Derivatives of the collectives, registered with TensorFlow for graphs and tapes.
 
 A rank's loss depends on other ranks' inputs. "The gradient" is then a convention, and this is Horovod's: allreduce and
 alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast that of their *average*;
@@ -6,7 +6,7 @@ reducescatter n times that of the average when it averages, and n times that of 
 Product have their true derivatives (of the sum of losses; ties share evenly), where Horovod reduced the
 gradients with the same operation.
 
-All of them can be differentiated again.
+All operations can be differentiated again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _request(op: Any) -> GraphRequest:
 
 
 def _members(key: int) -> ProcessSet:
-    """Return a process set by its number."""
+    """Return a process set by its id."""
     found = ProcessSet(context.engine().sets.as_dict()[key])
     found.process_set_id = key
     return found
@@ -46,7 +46,7 @@ def _name(request: GraphRequest, what: str = "gradient") -> str | None:
 
 
 def _filled(grads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return dense gradients; zeros where nothing depends on an output."""
+    """Return dense gradients; zeros for outputs without a gradient."""
     return [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
         for grad, output in zip(grads, outputs, strict=True)
@@ -94,7 +94,7 @@ def _slopes(inputs: Sequence[Any], outputs: Sequence[Any], request: GraphRequest
 
 
 def _scale(tensor: Any, factor: float) -> Any:
-    # tf.cast() of a number would go through float32.
+    # Use tf.constant: tf.cast() of a Python number would go through float32.
     return tensor if factor == 1.0 else tensor * tf.constant(factor, tensor.dtype)
 
 
@@ -111,7 +111,7 @@ def _of_allgather(op: Any, *grads: Any) -> list[Any]:
 
 
 def _of_broadcast(op: Any, grad: Any) -> Any:
-    """Average the gradients for the root; the others' inputs had no effect."""
+    """Average the gradients for the root; return zeros on other ranks, whose inputs had no effect."""
     request = _request(op)
     members = _members(request.process_set)
     (reduced,) = collectives.allreduce(
@@ -128,7 +128,7 @@ def _of_broadcast(op: Any, grad: Any) -> Any:
 
 
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
-    """Send every row's gradient back to where the row came from."""
+    """Send every row's gradient back to the rank that sent the row."""
     request = _request(op)
     filled = _filled([grad], op.outputs[:1])[0]
     back, _ = collectives.alltoall(filled, op.outputs[1], _members(request.process_set), _name(request))
@@ -153,7 +153,7 @@ def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
 
 
 def _without_token(derivative: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Return a derivative for nodes that have the token of their name behind their tensors."""
+    """Return a derivative for nodes whose inputs end with a token for their name, after the tensors."""
 
     def derive(op: Any, *grads: Any) -> list[Any]:
         tensors = [tensor for tensor in op.inputs if tensor.dtype != tf.resource]
@@ -167,7 +167,7 @@ def _without_token(derivative: Callable[..., Any]) -> Callable[..., list[Any]]:
 
 
 def register() -> None:
-    """Tell TensorFlow; once per process."""
+    """Register the derivatives with TensorFlow; call it once per process."""
     derivatives = {
         Kind.ALLREDUCE: _of_allreduce,
         Kind.ALLGATHER: _of_allgather,

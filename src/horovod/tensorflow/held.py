@@ -1,4 +1,4 @@
-"""Values of variables that are kept beyond a step: TensorFlow writes to other memory while somebody holds them."""
+"""Values of variables kept beyond a step: TensorFlow writes to other memory while a reference to them exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SMALL_NBYTES = 1 << 16
 
 
 def hold(variables: Sequence[Any]) -> list[Any]:
-    """Return the values of variables, without a copy; a variable is copied when it is next changed in place."""
+    """Return the values of variables without a copy; TensorFlow copies a variable at its next in-place change."""
     return [read_variable_op(variable.handle, variable.dtype) for variable in variables]
 
 
@@ -27,25 +27,25 @@ def put(variables: Sequence[Any], held: Sequence[Any]) -> None:
 
 
 def array_of(variable: Any) -> Any:
-    """Return the value of a variable as an array of numpy, on the same memory if that is the host's."""
+    """Return the value of a variable as a numpy array, without a copy if it is in host memory."""
     value = read_variable_op(variable.handle, variable.dtype)
     return np.asarray(value) if value.shape.rank else np.asarray(value.numpy())
 
 
 def changes_all(is_known: bool) -> bool:
-    """Return whether a step that fails may have changed any variable: XLA uses their memory for other values.
+    """Return whether a failed step may have changed any variable: XLA reuses their memory for other values.
 
     Args:
-        is_known: whether a step was done before, so that it is known how it is compiled.
+        is_known: whether a step was done before, so that its compilation mode is known.
     """
     return not is_known or bool(xla.used)
 
 
 def changes_early(variables: Sequence[Any]) -> list[Any]:
-    """Return the variables that a step of a ``tf.function`` may change before it has the gradients of all ranks.
+    """Return the variables that a ``tf.function`` step may change before it has the gradients of all ranks.
 
-    Those are steps, moving averages, random states: all that are not trained. A large one of the
-    shape of a trained variable is taken for a slot of the optimizer, which changes with it.
+    These are the untrained variables: step counters, moving averages, random states. A large one with the shape of
+    a trained variable is assumed to be an optimizer slot, which changes together with that variable.
     """
     trained = {tuple(variable.shape) for variable in variables if variable.trainable}
     return [v for v in variables if not v.trainable and (_is_small(v) or tuple(v.shape) not in trained)]

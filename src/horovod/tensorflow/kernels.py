@@ -1,9 +1,9 @@
-"""The kernels of the operations in graphs: from TensorFlow's memory to the engine, and back.
+"""Kernels of graph operations: they pass TensorFlow's memory to the engine and return the results.
 
-A kernel submits and returns to the executor; when the engine has the result, a thread tells TensorFlow that the
-operation is done. So no thread of TensorFlow's pools waits for another rank: with one inter-op thread any number of
-collectives may be in flight, in any order. Only for little data a kernel waits for a moment: a training step of a small
-model takes a fifth longer if two other threads have to take part.
+A kernel submits and returns to the executor; when the engine has the result, another thread tells TensorFlow that
+the operation is done. So no thread of TensorFlow's pools waits for another rank: even with one inter-op thread, any
+number of collectives can be in flight, in any order. Only for little data a kernel waits briefly: the two extra
+thread switches make a training step of a small model a fifth longer.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ __all__ = ["answer", "over", "register"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _P = ctypes.c_void_p
-#: TensorFlow's numbers of the engine's dtypes, and these in numpy.
+#: TensorFlow's enum values of the engine's dtypes, and the numpy dtypes of these values.
 _NUMBERS: dict[str, int] = {name: dtype.as_datatype_enum for name, dtype in DTYPES.items()}
 _NUMPY = {dtype.as_datatype_enum: np.dtype(dtype.as_numpy_dtype) for dtype in DTYPES.values()}
-#: A kernel waits so long for data of at most so many bytes.
+#: Seconds for which a kernel waits, for data of at most this many bytes.
 _WAIT_S, _WAIT_NBYTES = 0.001, 1 << 20
 
 
 def answer(op_type: str, process_set: int) -> int:
-    """Return the number that a query asks for.
+    """Return the result of a query.
 
     Args:
         op_type: one of ``QUERIES``.
-        process_set: number of the process set.
+        process_set: id of the process set.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        RequestError: there is no such process set.
+        RequestError: the process set does not exist.
     """
     if op_type == "HorovodProcessSetIncluded" and not context.is_initialized():
         return -1
@@ -117,7 +117,7 @@ class _Node:
 
 
 class _Finisher:
-    """The thread that ends operations; the first one starts it."""
+    """Thread that completes operations; the first operation starts it."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Run] = queue.SimpleQueue()
@@ -135,7 +135,7 @@ class _Finisher:
 
 
 _finisher = _Finisher()
-#: Executions of one name, in a loop or on several threads; the first of each queue is in flight.
+#: Queues of executions with one key, from a loop or several threads; the first of each queue is in flight.
 _queues: dict[tuple[str, int, str], deque[_Run]] = {}
 _lock = threading.Lock()
 
@@ -173,11 +173,11 @@ class _Run:
     # -- the engine's side ---------------------------------------------------------------------------------------
 
     def address(self, buffer: Array) -> int:
-        """Return where an array lies."""
+        """Return the address of an array's first byte."""
         return buffer.ctypes.data
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
-        """Return an array over the next output, made now."""
+        """Allocate the next output, and return an array over it."""
         status, number, kind = Status(), _NUMBERS[dtype], _NUMPY[_NUMBERS[dtype]]
         dims = (ctypes.c_int64 * len(shape))(*shape)
         nbytes = math.prod(shape) * kind.itemsize
@@ -187,7 +187,7 @@ class _Run:
         return self._keep(tensor, shape, kind)
 
     def release(self) -> None:
-        """End the operation; called when the handle is done, maybe twice."""
+        """Complete the operation; called when the handle is done, possibly twice."""
         if next(self._released) == 0:
             _finisher.put(self)
 
@@ -198,7 +198,7 @@ class _Run:
     # -- TensorFlow's side ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Submit, or wait in the queue of the name."""
+        """Submit, or wait in the queue of the key."""
         with _lock:
             waiting = _queues.setdefault(self._node.key, deque()) if self._node.request.name else deque()
             waiting.append(self)
@@ -208,7 +208,7 @@ class _Run:
         self._done.stay()
 
     def go_on(self) -> None:
-        """Submit; finish at once if that fails, or needs no other rank."""
+        """Submit; finish immediately if this fails, or if the result needs no other rank."""
         try:
             if self._node.kind is None:
                 self._answer(answer(self._node.op_type, self._node.request.process_set))
@@ -233,7 +233,7 @@ class _Run:
         outputs = self._outputs if node.in_place else None if node.count else ()
         what = node.call(splits), self, self._inputs, outputs
         if threading.current_thread() is threading.main_thread():
-            # An interrupt must find the handle here, as the engine keeps the memory until it is done.
+            # Submit without blocking: after an interrupt we still need the handle, because the engine holds the memory.
             handle: Handle = node.as_user(functools.partial(engine.submit, *what, None, True))
             if engine.size == 1:
                 engine.wait(handle)
@@ -246,7 +246,7 @@ class _Run:
             handle = node.as_user(functools.partial(engine.run, *what, None, limit_s))
         else:
             handle = node.as_user(functools.partial(engine.submit, *what, None, True))
-            engine.poll(handle)  # so that the engine's thread begins now
+            engine.poll(handle)  # wake the engine's thread now
         return handle
 
     def _take_input(self, index: int) -> None:
@@ -256,7 +256,7 @@ class _Run:
         shape = tuple([quick.TF_Dim(tensor, dim) for dim in range(quick.TF_NumDims(tensor))])
         kind = _NUMPY[quick.TF_TensorType(tensor)]
         array = over(quick.TF_TensorData(tensor), shape, kind)
-        # TensorFlow keeps the input until the operation is done. Without our reference it can become the output.
+        # TensorFlow keeps the input until the operation is done. Drop our reference, so that it can become the output.
         quick.TF_DeleteTensor(tensor)
         if self._node.in_place:
             dims, candidate, forwarded = (ctypes.c_int64 * len(shape))(*shape), ctypes.c_int(index), ctypes.c_int()
@@ -278,7 +278,7 @@ class _Run:
         self.empty((), "int32", None)[...] = number
 
     def finish(self) -> None:
-        """Tell TensorFlow the outcome, and let the next execution of the name go on."""
+        """Report the outcome to TensorFlow, and start the next execution with this key."""
         error, handle, kind = self._error, self._handle, self._node.kind
         try:
             if error is None and handle is not None:
@@ -338,12 +338,12 @@ def _compute(key: int, context_: int, done: int) -> None:
 
 @DELETE
 def _delete(key: int, nodes: dict[int, _Node] = _nodes) -> None:
-    # TensorFlow deletes graphs after Python has cleared the names of this module.
+    # ``nodes`` is a default argument because TensorFlow deletes graphs after Python has cleared this module's names.
     nodes.pop(key, None)
 
 
 def register() -> None:
-    """Make the operations known to TensorFlow; once per process."""
+    """Register the operations with TensorFlow; call it once per process."""
     types = ", ".join({"float32": "float", "float64": "double", "float16": "half"}.get(name, name) for name in DTYPES)
     for name in (*OP_TYPES, *QUERIES):
         define_op(

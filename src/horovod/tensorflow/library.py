@@ -1,4 +1,4 @@
-"""TensorFlow's C interface for operations and kernels, through ctypes: nothing here is compiled.
+"""TensorFlow's C interface for operations and kernels, through ctypes, without compiled code.
 
 The functions are those of ``tensorflow/c/kernels.h``, ``ops.h``, ``tf_status.h`` and ``tf_tensor.h``, which TensorFlow
 exports for plug-ins.
@@ -88,17 +88,17 @@ def _load(loader: type[ctypes.CDLL]) -> ctypes.CDLL:
 
 
 lib = _load(ctypes.CDLL)
-#: The same, for functions that take less time than to give up the interpreter and to get it back.
+#: The same library for short functions: calls keep the GIL, because releasing it would take longer than the call.
 quick = _load(ctypes.PyDLL)
-#: A shape function that says nothing; TensorFlow's own, so that it needs no Python.
+#: A shape function that leaves shapes unknown; TensorFlow's own, so that it runs no Python.
 UNKNOWN_SHAPE = ctypes.cast(lib.TF_ShapeInferenceContextSetUnknownShape, _P)
 
 
 class Status:
-    """A status that calls report into.
+    """A TF_Status, in which C calls report errors.
 
     Attributes:
-        pointer: the status.
+        pointer: address of the status.
     """
 
     __slots__ = ("pointer",)
@@ -110,23 +110,23 @@ class Status:
         quick.TF_DeleteStatus(self.pointer)
 
     def check(self) -> None:
-        """Raise what a call has reported.
+        """Raise the error that a call has reported.
 
         Raises:
-            RuntimeError: TensorFlow refused.
+            RuntimeError: TensorFlow reported an error.
         """
         if quick.TF_GetCode(self.pointer):
             raise RuntimeError(quick.TF_Message(self.pointer).decode(errors="replace"))
 
 
 def immortal(function: Any) -> Any:
-    """Return one of ctypes' functions, kept for as long as TensorFlow may call it: beyond the end of all modules."""
+    """Return a ctypes function that is never freed: TensorFlow may call it after Python has cleared all modules."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
     return function
 
 
 def define_op(name: str, attributes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Register an operation with side effects; the arguments are in TensorFlow's words."""
+    """Register an operation with side effects; the arguments are TensorFlow's specification strings."""
     builder = _P(lib.TF_NewOpDefinitionBuilder(name.encode()))
     for spec in attributes:
         lib.TF_OpDefinitionBuilderAddAttr(builder, spec.encode())
@@ -157,7 +157,7 @@ def _sizes(construction: int, name: bytes) -> tuple[int, int]:
 
 
 def attribute(construction: int, name: bytes) -> bytes:
-    """Return an attribute of a kernel under construction, a string."""
+    """Return a string attribute of a kernel under construction."""
     status, (_, nbytes) = Status(), _sizes(construction, name)
     value = ctypes.create_string_buffer(nbytes + 1)
     lib.TF_OpKernelConstruction_GetAttrString(construction, name, value, nbytes, status.pointer)
@@ -166,5 +166,5 @@ def attribute(construction: int, name: bytes) -> bytes:
 
 
 def attribute_size(construction: int, name: bytes) -> int:
-    """Return how many items an attribute of a kernel under construction has, a list."""
+    """Return the length of a list attribute of a kernel under construction."""
     return _sizes(construction, name)[0]

@@ -1,4 +1,4 @@
-"""Everything that moves tensors or says who we are under one roof; also the import path that Horovod's scripts use."""
+"""All collectives and queries of rank and size in one module; also the import path that Horovod's scripts use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ += common_names.__all__
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Return whether a number of ranks is a power of two, which Horovod's Adasum needed; ours does not.
+    """Return whether a number of ranks is a power of two; Horovod's Adasum required it, ours does not.
 
     Args:
         num_rank: the number.

@@ -1,4 +1,4 @@
-"""Making nodes: one operation in whatever graph is being built, or run at once under a gradient tape."""
+"""Creation of nodes: add an operation to the graph under construction, or run it immediately under a gradient tape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 
 def user_site() -> Site:
-    """Return the user's line; while a graph is built, as it stands in the file that the user wrote."""
+    """Return the user's line; while a graph is built, map AutoGraph's code back to the user's file."""
     if not tf.executing_eagerly():
         for frame in reversed(list(tf_stack.extract_stack())):
             if not any(part in frame.filename for part in _PLUMBING):
@@ -38,16 +38,16 @@ def user_site() -> Site:
 
 
 def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> tuple[str, str]:
-    """Return the name of the node to be made, and the key of its match on other ranks.
+    """Return the name of a new node, and the key of its match on other ranks.
 
     Args:
-        op_type: of the node.
-        name: the user's, or None for one that follows from the tensors'.
+        op_type: operation type of the node.
+        name: the user's name; None derives a name from the tensors.
         tensors: inputs.
-        ignore_name_scope: whether the key leaves out the scopes that the node stands in.
+        ignore_name_scope: whether the key omits the enclosing name scopes.
     """
     if not name:
-        # An eager tensor that a function has found around it has no name.
+        # An eager tensor that a function has captured has no name.
         of = tensors[0].name if len(tensors) and tf.is_symbolic_tensor(tensors[0]) else ""
         name = f"{op_type}_{re.sub(r'[^A-Za-z0-9_]', '_', of)}" if of else op_type
     name = _UNFIT.sub("_", name)
@@ -63,7 +63,7 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
 
 
 def _keep_threads() -> bool:
-    """Return whether kernels keep their threads while they wait; then only the program's order is free of deadlocks."""
+    """Return whether kernels block their threads while they wait; then only program order avoids deadlocks."""
     if unsafe.known_layout.is_known:
         return False
     with tf.init_scope():
@@ -86,9 +86,9 @@ def node(
     Args:
         op_type: Horovod's name of the operation.
         tensors: inputs.
-        outputs: dtypes of the results, whose shapes are unknown.
-        request: the settings.
-        name: of the node.
+        outputs: dtypes of the results; their shapes are unknown.
+        request: settings of the operation.
+        name: name of the node.
     """
     for tensor in tensors:
         if tensor.dtype.name not in DTYPES:
@@ -107,7 +107,7 @@ def node(
         eager = eager_context.context()
         made = execute.execute(op_type.encode(), len(outputs), inputs, attrs=attributes, ctx=eager)
         if eager.is_async():
-            # A tape that records the call waits for the results and holds the interpreter, which the kernel needs.
+            # Wait here: a recording tape would wait for the results while holding the GIL, which the kernel needs.
             eager.executor.wait()
     else:
         token = order.token("" if _keep_threads() else request.name) if inputs else None

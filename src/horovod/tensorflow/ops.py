@@ -62,8 +62,8 @@ def allreduce(
 ) -> Any:
     """Combine a tensor over all ranks, element by element; differentiable.
 
-    Collective over ``process_set``; calls are matched by ``name``, in a graph by the name of the node. Of
-    ``tf.IndexedSlices`` the rows of all ranks are gathered.
+    Collective over ``process_set``; calls are matched by ``name``, in a graph by the name of the node. For
+    ``tf.IndexedSlices``, the rows of all ranks are gathered.
 
     Returns:
         A new tensor of the same shape and dtype, or IndexedSlices.
@@ -73,9 +73,9 @@ def allreduce(
             ``tf.errors.FailedPreconditionError``, too.
         PeerLostError: a rank died; a ``tf.errors.UnknownError``, too.
         NotInitializedError: ``init()`` was not called.
-        NotImplementedError: IndexedSlices with another ``op`` than Sum and Average, or with a factor.
+        NotImplementedError: IndexedSlices with an ``op`` other than Sum and Average, or with a factor.
 
-    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    Blocks until all ranks called; in a graph, delays only operations that need the result.
     """
     return grouped_allreduce(
         [tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor,
@@ -100,7 +100,7 @@ def grouped_allreduce(
     """Combine several tensors over all ranks in one operation; differentiable. See ``allreduce``.
 
     Returns:
-        New tensors, in the order of ``tensors``; ``tensors`` itself if that is empty or None.
+        New tensors, in the order of ``tensors``; an empty list if ``tensors`` is empty.
     """
     if not tensors:
         return list(tensors)
@@ -135,7 +135,7 @@ def allgather(
     Returns:
         A new tensor.
 
-    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    Blocks until all ranks called; in a graph, delays only operations that need the result.
     """
     return collectives.allgather(_tensors([tensor]), process_set, name, ignore_name_scope)[0]
 
@@ -169,7 +169,7 @@ def broadcast(
     Returns:
         A new tensor.
 
-    Blocks until the data is here; in a graph, holds up only what needs the result.
+    Blocks until the data has arrived; in a graph, delays only operations that need the result.
     """
     return collectives.broadcast(_tensors([tensor])[0], root_rank, process_set, name, ignore_name_scope)
 
@@ -181,23 +181,23 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Give variables the root's values.
+    """Set variables to the root's values.
 
     Args:
         variables: same shapes and dtypes, in the same order, on every rank.
-        root_rank: the *global* rank that sends.
-        name: key of the match, to which each one's number is added.
+        root_rank: the *global* rank of the sender.
+        name: key of the match; each variable's number is appended.
         process_set: ranks that take part; this rank must be one of them.
 
     Returns:
         The new values.
 
     Raises:
-        ValueError: something in ``variables`` is no variable.
+        ValueError: an element of ``variables`` is no variable.
         MismatchError: shapes, dtypes or roots disagree.
         PeerLostError: a rank died.
 
-    Blocks until the data is here; in a graph, holds up only what needs the result.
+    Blocks until the data has arrived; in a graph, delays only operations that need the result.
     """
     for variable in variables:
         if not isinstance(variable, tf.Variable):
@@ -219,12 +219,12 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send a part of the tensor to every rank, and receive one from each; differentiable.
+    """Send a part of the tensor to every rank, and receive a part from each; differentiable.
 
     Returns:
-        The received rows, in rank order; with ``splits`` also how many rows each rank sent.
+        The received rows, in rank order; with ``splits`` also the number of rows that each rank sent.
 
-    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    Blocks until all ranks called; in a graph, delays only operations that need the result.
     """
     output, received = collectives.alltoall(_tensors([tensor])[0], splits, process_set, name, ignore_name_scope)
     return output if splits is None else (output, received)
@@ -248,7 +248,7 @@ def reducescatter(
     Returns:
         This rank's rows, a new tensor.
 
-    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    Blocks until all ranks called; in a graph, delays only operations that need the result.
     """
     how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
     return _reducescatter([tensor], compression, how, name, ignore_name_scope)[0]
@@ -286,9 +286,9 @@ def _reducescatter(
 
 @speaks_tensorflow
 def join() -> Any:
-    """Take no part in what the others still do; return when all ranks have joined.
+    """Take no part in later operations of the other ranks; return when all ranks have joined.
 
-    In a graph, comes after the collectives that were made before it.
+    In a graph, it runs after the collectives created before it.
 
     Returns:
         The rank that joined last, as an int32 tensor.
@@ -305,7 +305,7 @@ def join() -> Any:
 
 @speaks_tensorflow
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
-    """Return when every rank has called; in a graph of TensorFlow 1, an operation that ends then.
+    """Block until every rank has called; in a graph of TensorFlow 1, return an operation that does this.
 
     Args:
         process_set: ranks that take part; this rank must be one of them.

@@ -20,7 +20,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Wrapper(tf.compat.v1.train.Optimizer):
-    """An optimizer of TensorFlow 1 with gradients of all ranks."""
+    """An optimizer of TensorFlow 1 that combines the gradients of all ranks."""
 
     def __init__(self, optimizer: Any, name: str, use_locking: bool, helper: LocalGradientAggregationHelper) -> None:
         super().__init__(name=name, use_locking=use_locking)
@@ -28,7 +28,7 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
         self._agg_helper = helper
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank.
+        """Keep the gradient of a variable local to this rank.
 
         Args:
             var: the variable.
@@ -36,7 +36,7 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
         self._agg_helper.register_local_var(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Compute gradients as the optimizer does, and combine them over all ranks."""
+        """Compute gradients with the wrapped optimizer, and combine them over all ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         if not pairs:
             return []
@@ -44,7 +44,7 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
         return list(zip(self._agg_helper.compute_gradients(grads, variables), variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply gradients as the optimizer does; with several passes in a step, in the last of them."""
+        """Apply gradients with the wrapped optimizer, in the last pass of a step."""
         pairs = list(grads_and_vars)
         return self._agg_helper.apply_gradients(
             lambda: self._optimizer.apply_gradients(pairs, *args, **kwargs), self._optimizer, pairs
@@ -64,10 +64,10 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
 
 
 class _AdasumWrapper(_Wrapper):
-    """Combines the steps that the ranks would take by themselves, as Adasum wants it."""
+    """Combines the ranks' local steps by Adasum."""
 
     def __init__(self, optimizer: Any, name: str, use_locking: bool, settings: GradientSettings, passes: int) -> None:
-        # Gradients are added up here, and stay here; what is combined is the step.
+        # Gradients are accumulated locally and not sent; Adasum combines the steps.
         helper = LocalGradientAggregationHelper(
             passes, lambda grads, variables: grads, settings.sparse_as_dense, False, process_set=settings.process_set
         )
@@ -75,7 +75,7 @@ class _AdasumWrapper(_Wrapper):
         self._settings = settings
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take the combined step."""
+        """Step locally, and move the variables by the combined step."""
         pairs = list(grads_and_vars)
         variables = [variable for grad, variable in pairs if grad is not None]
 
@@ -130,7 +130,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         The optimizer, with ``register_local_var(var)``.
 
     Raises:
-        ValueError: arguments do not fit together, or the optimizer is of no known kind.
+        ValueError: arguments are incompatible, or the optimizer is of an unknown kind.
     """
     op = ReduceOp(op)
     if op is ReduceOp.ADASUM and average_aggregated_gradients:

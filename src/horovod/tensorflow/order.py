@@ -1,8 +1,8 @@
-"""Keep executions under one name in the order of the program, on all ranks.
+"""Keep executions with one name in program order on all ranks.
 
-A function may be called twice, or stand in a loop, beside a node of the same name. Ranks match such executions by their
-order, so TensorFlow must not choose one. It orders operations that use the same resource, through nested functions,
-branches and loops. Each name therefore has a token, a resource that its nodes take as an input.
+A function may run twice or in a loop, and other nodes may have the same name. Ranks match these executions by their
+order, so TensorFlow must not reorder them. TensorFlow keeps the order of operations that use the same resource,
+through nested functions, branches and loops. So each name has a token, a resource that its nodes take as an input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNSAVEABLE = (
     "it holds a collective of horovod, which needs the other ranks of this job. Export an object without the training "
     "function, such as a tf.Module that has the model and the function that predicts"
 )
-#: Graphs that belong to the graph around them; other functions may be called from anywhere.
+#: Graphs that are part of their outer graph; other functions may be called from anywhere.
 _PARTS = (graphs.CondBranchFuncGraph, graphs.WhileBodyFuncGraph, graphs.WhileCondFuncGraph)
 _tokens: dict[str, Any] = {}
 _forward: ContextVar[Any] = ContextVar("forward", default=None)
@@ -32,10 +32,10 @@ _keys: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def distinct(key: str) -> str:
-    """Return a key that no other node of this graph has; the same on ranks that make such nodes in the same order.
+    """Return a key that is unique in this graph; equal on ranks that create their nodes in the same order.
 
     Args:
-        key: that the name of the node asks for.
+        key: the wanted key, from the name of the node.
     """
     keys = _keys.setdefault(tf.compat.v1.get_default_graph(), set())
     number, found = 0, key
@@ -49,9 +49,9 @@ def distinct(key: str) -> str:
 def token(key: str) -> Any:
     """Return the token of a name.
 
-    ``None`` in graphs of TensorFlow 1, which keep no order by themselves, and in functions that are traced only to be
-    saved. ``None`` also in the derivative of a function, as TensorFlow could not call that inside of a branch; there
-    all nodes run in the order of the program.
+    ``None`` in graphs of TensorFlow 1, which keep no automatic order, and in functions traced only for saving. ``None``
+    also in the derivative of a function, because TensorFlow could not call a derivative with a token inside a branch;
+    there all nodes run in program order.
 
     Args:
         key: name of the match.
@@ -69,7 +69,7 @@ def token(key: str) -> Any:
         if not tf.executing_eagerly():
             return None
         if key not in _tokens:
-            # The class itself: tf.Variable asks the strategy and the function around it. Kernels are on the CPU.
+            # Not tf.Variable, which consults the strategy and the enclosing function. The kernels run on the CPU.
             with tf.device("CPU:0"):
                 _tokens[key] = ResourceVariable(0.0, trainable=False, name="horovod_order")
     return _captured(graph, _tokens[key].handle)
@@ -77,7 +77,7 @@ def token(key: str) -> Any:
 
 @contextmanager
 def derivative_of(graph: Any) -> Iterator[None]:
-    """Let the nodes that are made inside be the derivative of a node of a graph."""
+    """Return a context in which new nodes belong to the derivative of a node of ``graph``."""
     before = _forward.set(graph)
     try:
         yield
@@ -86,6 +86,6 @@ def derivative_of(graph: Any) -> Iterator[None]:
 
 
 def _captured(graph: Any, handle: Any) -> Any:
-    # Derivatives of branches and loops can take it from the graph around only.
+    # Derivatives of branches and loops can capture the token only from their outer graph.
     graph.mark_as_unsaveable(_UNSAVEABLE)
     return graph.capture(_captured(graph.outer_graph, handle) if isinstance(graph, _PARTS) else handle)

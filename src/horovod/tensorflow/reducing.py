@@ -1,7 +1,7 @@
-"""The gradients of one step: which travel together, and the operations that reduce them.
+"""Reduction of the gradients of one step: their grouping into buckets, and the operations.
 
-Gradients that become ready one after the other share a bucket, and each bucket is one operation: it is under way
-while backward still computes the gradients of the next.
+Gradients that become ready one after the other share a bucket, and each bucket is one operation, which runs
+while backward still computes the next bucket's gradients.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ __all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_grad
 
 
 def key_of(variable: Any) -> int:
-    """Return what tells a variable from others, in a set; the same for a variable of Keras and the one inside."""
+    """Return an id of a variable; the same for a Keras variable and the TensorFlow variable inside it."""
     inner = tensorflows(variable)
     return id(variable if inner is None else inner)
 
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How gradients are reduced.
+    """Settings of the reduction of gradients.
 
     Attributes:
-        name: begins the keys of the match.
-        compression: how to send them.
-        sparse_as_dense: whether IndexedSlices travel as dense tensors.
-        op: how to combine them.
-        predivide: by what each rank divides before they are summed; the rest of an average comes afterwards.
-        groups: how many groups to make, or which variables go together; None leaves it to us.
+        name: prefix of the keys of the match.
+        compression: compressor of the sent gradients.
+        sparse_as_dense: whether IndexedSlices are sent as dense tensors.
+        op: operation that combines the gradients.
+        predivide: divisor on each rank before the sum; the sum is divided by size / predivide afterwards.
+        groups: number of groups, or groups of variables; None groups automatically.
         process_set: ranks that take part.
     """
 
@@ -75,7 +75,7 @@ class GradientSettings:
 
     @property
     def reduction(self) -> Reduction:
-        """The same for a collective."""
+        """Operation, factors and process set, for a collective."""
         return Reduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
 
 
@@ -85,9 +85,9 @@ def reduce_gradients(
     """Combine gradients over all ranks.
 
     Args:
-        settings: how.
-        grads: in one order on all ranks; None is passed over.
-        variables: those that they belong to.
+        settings: settings of the reduction.
+        grads: gradients in the same order on all ranks; None is ignored.
+        variables: variables of the gradients.
 
     Returns:
         The reduced gradients, in the same order.
@@ -124,7 +124,7 @@ def _reduce_all(settings: GradientSettings, buckets: list[list[int]], tensors: S
         ]
         if len(found) == 1 or not context.is_elastic():
             return found
-        # No variable changes before the last bucket is here: a step in which a rank is lost can then be repeated.
+        # Change no variable before the last bucket has arrived: then a step in which a rank is lost can be repeated.
         with tf.control_dependencies([bucket[0] for bucket in found]):
             return [[tf.identity(tensor) for tensor in bucket] for bucket in found]
     handles = [
@@ -147,7 +147,7 @@ def _plan(
         if variables is None:
             raise RequestError("groups of variables were given, but not the variables that the gradients belong to")
         place = {key_of(variable): index for index, variable in enumerate(variables)}
-        # Groups may name variables that this step does not use: a part of the model may be trained by itself.
+        # Ignore variables that this step does not use: a script may train a part of the model separately.
         groups = [[place[key] for key in map(key_of, group) if key in place] for group in settings.groups]
     items = [
         Item(index, tensors[index].shape.num_elements() or 1, tensors[index].dtype.size, tensors[index].dtype)

@@ -1,4 +1,4 @@
-"""The settings of a node of a graph, as its attribute."""
+"""Settings of a graph node, stored in its attribute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.core.requests import Kind, ReduceOp
 
 __all__ = ["OP_TYPES", "QUERIES", "GraphRequest"]
 
-#: Horovod's names of the operations; those of a group have the same kernel.
+#: Horovod's names of the operations; grouped ones have the same kernel.
 OP_TYPES: dict[str, Kind] = {
     "HorovodAllreduce": Kind.ALLREDUCE,
     "HorovodGroupedAllreduce": Kind.ALLREDUCE,
@@ -22,7 +22,7 @@ OP_TYPES: dict[str, Kind] = {
     "HorovodBarrier": Kind.BARRIER,
     "HorovodJoin": Kind.JOIN,
 }
-#: Operations that ask this process for a number.
+#: Operations that return a number of this process without a collective.
 QUERIES = ("HorovodSize", "HorovodLocalSize", "HorovodRank", "HorovodLocalRank", "HorovodProcessSetIncluded")
 
 
@@ -31,13 +31,13 @@ class GraphRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         name: key of the match, the same on all ranks; empty: in the order of execution.
-        op: how to combine.
-        prescale: factor before that.
-        postscale: factor after it.
+        op: operation that combines the tensors.
+        prescale: factor applied before the operation.
+        postscale: factor applied after the operation.
         root: global rank of a broadcast's root.
-        process_set: number of the process set.
-        even: whether an alltoall splits evenly, so that its splits are not looked at.
-        site: where the user made the node.
+        process_set: id of the process set.
+        even: whether an alltoall splits evenly and ignores its splits input.
+        site: the user's line that created the node.
     """
 
     name: str = ""
@@ -50,10 +50,10 @@ class GraphRequest(msgspec.Struct, frozen=True):
     site: Site = Site()
 
     def encode(self) -> str:
-        """Return it as text, for an attribute."""
+        """Return the request as text, for the attribute."""
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def decode(text: bytes) -> GraphRequest:
-        """Return the request of an attribute."""
+        """Return the request from the text of an attribute."""
         return msgspec.json.decode(text, type=GraphRequest)

@@ -1,4 +1,4 @@
-"""The one ``Collectives`` of TensorFlow in this process; every module of ``horovod.tensorflow`` goes through it."""
+"""The only ``Collectives`` of TensorFlow in this process; every module of ``horovod.tensorflow`` uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of one rank, of a ``tf.data.Dataset``."""
+"""One rank's batches of a ``tf.data.Dataset``."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["DatasetShard", "shard"]
 
 
 def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
-    """Return this rank's batches of some data; every sample is used once in an epoch, while ranks are lost and join.
+    """Return this rank's batches of some data; every sample is used once per epoch, even if ranks are lost or join.
 
-    Make it an attribute of the state, and iterate over it: a loop goes over the rest of the epoch, and counts a batch
-    as used when a step of ``hvd.elastic.step`` is done, or at ``commit()``. All ranks get the same number of batches.
+    Make it an attribute of the state, and iterate over it: a loop covers the rest of the epoch. A batch counts as used
+    after a step of ``hvd.elastic.step``, or at ``commit()``. All ranks get the same number of batches.
     Call ``set_epoch`` to begin the next epoch.
 
     Args:
         data: a ``tf.data.Dataset`` of samples, not of batches, in the same order on all ranks; or an array or tensor,
             or tuples, lists and dicts of them; or a sequence of samples.
         batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
-        shuffle: whether each epoch has another random order. A dataset is shuffled by its own ``shuffle``, with a seed.
-        seed: of that order; the same on all ranks.
+        shuffle: whether each epoch has its own random order; not for datasets: use ``dataset.shuffle`` with a seed.
+        seed: seed of the random order; the same on all ranks.
 
     Returns:
         An iterable of batches.
 
     Raises:
-        RequestError: a dataset is infinite, or is to be shuffled here.
-        ValueError: arrays of different lengths.
+        RequestError: a dataset is infinite, or ``shuffle`` is set for a dataset.
+        ValueError: arrays differ in length.
     """
     if not isinstance(data, tf.data.Dataset):
         plain = tf.nest.map_structure(lambda part: part.numpy() if tf.is_tensor(part) else part, data)
@@ -50,10 +50,10 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
 
 
 class DatasetShard(ArrayShard):
-    """This rank's batches of a dataset; see ``shard``. The samples before are skipped when an epoch goes on.
+    """This rank's batches of a dataset; see ``shard``. A resumed epoch skips the samples that were used before.
 
     Args:
-        dataset: of samples.
+        dataset: dataset of samples, not of batches.
         batch_size: samples of one rank in a step.
     """
 
@@ -73,7 +73,7 @@ class DatasetShard(ArrayShard):
         steps = deal.steps
         if not steps:
             return
-        # The samples that ``deal.share`` names: every one of ``size``, in batches; the last one may have more or less.
+        # Take the samples of ``deal.share``: every ``size``-th one, in batches; the last may be larger or smaller.
         first, last = int(deal.share(0, world.rank)[0]), len(deal.share(steps - 1, world.rank))
         own, whole = self._dataset.skip(dealer.taken + first).shard(world.size, 0), (steps - 1) * dealer.batch_size
         batches = own.take(whole).batch(dealer.batch_size).concatenate(own.skip(whole).batch(last).take(1))

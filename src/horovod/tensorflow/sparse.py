@@ -1,4 +1,4 @@
-"""IndexedSlices: rows of a tensor with their numbers, which are gathered where a dense tensor would be summed."""
+"""IndexedSlices: rows of a tensor and their indices; ranks gather them instead of summing a dense tensor."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["allreduce_slices", "densified"]
 
 
 def densified(tensor: Any) -> Any:
-    """Return IndexedSlices as a dense tensor; anything else as it is."""
+    """Return IndexedSlices as a dense tensor; return other values unchanged."""
     return tf.convert_to_tensor(tensor) if isinstance(tensor, tf.IndexedSlices) else tensor
 
 
 def allreduce_slices(
     slices: Sequence[tf.IndexedSlices], how: Reduction, name: str | None, ignore_name_scope: bool
 ) -> list[tf.IndexedSlices]:
-    """Gather the rows of all ranks; their sum is what an optimizer that takes IndexedSlices makes of them.
+    """Gather the rows of all ranks; an optimizer that takes IndexedSlices adds up rows with equal indices.
 
     Args:
-        slices: of any number of rows on each rank.
+        slices: IndexedSlices with any number of rows on each rank.
         how: Sum or Average, without factors.
         name: key of the match.
-        ignore_name_scope: whether the key leaves out the scopes of a graph.
+        ignore_name_scope: whether the key omits the name scopes of a graph.
 
     Raises:
-        NotImplementedError: ``how`` asks for something else.
+        NotImplementedError: ``how`` has another operation, or a factor.
     """
     if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise NotImplementedError(
@@ -54,11 +54,11 @@ def allreduce_slices(
 
 
 def _averaged(values: Any, indices: Any, members: Any) -> tuple[Any, Any]:
-    """Divide rows by the number of ranks, so that rows that are equal on all ranks average to themselves."""
+    """Divide rows by the number of ranks; rows that are equal on all ranks must average to exactly themselves."""
     dtype = values.dtype
     if not dtype.is_floating or (isinstance(members, int) and members & (members - 1) == 0):
         return values / tf.cast(members, dtype), indices
-    # Thirds do not add up to the whole: differences to one rank's row are divided, which are zero for equal rows.
+    # Three rounded thirds do not sum to the whole. So divide the differences to one rank's row: 0 for equal rows.
     if dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)
     rows, place = tf.unique(indices)

@@ -19,14 +19,14 @@ __all__ = ["SyncBatchNormalization"]
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch normalization over the batches of all ranks, as if they were one.
 
-    Takes inputs of any batch size, also different ones and none at all, as long as all ranks together have some.
-    In evaluation, and where there is one rank, it is plain batch normalization. One collective in forward and one in
-    backward per layer; a rank sends its count, mean and sum of squared deviations, so that nothing cancels.
+    Inputs may have any batch size, different between ranks and even 0, if all ranks together have at least one sample.
+    In evaluation, and with one rank, it is plain batch normalization. Each layer does one collective in forward and one
+    in backward; a rank sends its count, mean and sum of squared deviations, to avoid cancellation.
 
     Args:
         fused: must be False.
         process_set: ranks that take part.
-        **kwargs: those of Keras' BatchNormalization.
+        **kwargs: arguments of Keras' BatchNormalization.
 
     Raises:
         ValueError: ``fused`` is not False.
@@ -38,14 +38,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         if not kwargs.get("name"):
             kwargs["name"] = None
         super().__init__(**kwargs)
-        # Otherwise tf_keras takes a kernel for images that never asks for ``_moments``.
+        # Otherwise tf_keras uses an image kernel that never calls ``_moments``.
         self.fused = False
         self.process_set = process_set
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras 3 gives the mask; tf_keras the axes and whether to keep them."""
+        """Return mean and variance; Keras 3 passes the mask, tf_keras the axes and ``keep_dims``."""
         size = self.process_set.size() if context.is_initialized() else None
-        # In an elastic job, a function traced on one rank is used later on several.
+        # In an elastic job, a function traced with one rank may later run with several.
         if size is None or (size == 1 and not context.is_elastic()):
             return super()._moments(inputs, *args, **kwargs)
         names = ("mask",) if hasattr(self, "_reduction_axes") else ("reduction_axes", "keep_dims", "mask")
@@ -76,7 +76,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         return mean, tf.math.divide_no_nan(tf.reduce_sum(squares, 0) + between, total)
 
     def _rows(self, own: Any) -> Any:
-        """Return every rank's statistics: a sum to which each gives its row, so that gradients are summed, too."""
+        """Return every rank's statistics, gathered as a sum of one-hot rows, so that gradients are summed, too."""
         members, me = collectives.members_of(self.process_set), collectives.place_of(self.process_set)
         place = tf.reshape(tf.one_hot(me, members, dtype=own.dtype), [-1, 1, 1])
         how = Reduction(ReduceOp.SUM, process_set=self.process_set)

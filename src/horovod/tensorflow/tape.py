@@ -21,17 +21,17 @@ _NONE = tf.UnconnectedGradients.NONE
 
 
 class _Distributed:
-    """The methods that a distributed tape has besides those of its class."""
+    """Methods that a distributed tape adds to its own class."""
 
     _horovod_settings: GradientSettings
     _horovod_scale_local: bool
     _horovod_local: dict[int, Any]
 
     def register_local_source(self, source: Any) -> None:
-        """Leave a source's gradient to this rank: it is not reduced.
+        """Keep the gradient of a source local to this rank: it is not reduced.
 
         Args:
-            source: a variable or tensor that only this rank has, or that ranks train apart.
+            source: a variable or tensor that only this rank has, or that each rank trains separately.
         """
         self._horovod_local[key_of(source)] = source
 
@@ -43,20 +43,20 @@ class _Distributed:
         use_generic_names: Any = False,
         unconnected_gradients: Any = _NONE,
     ) -> Any:
-        """Compute gradients as the tape does, and combine them over all ranks.
+        """Compute gradients with the tape, and combine them over all ranks.
 
         Args:
-            target: what to differentiate.
-            sources: with respect to what; in one order on all ranks.
-            output_gradients: of each element of the target.
-            use_generic_names: accepted; names always follow from the order of the sources.
-            unconnected_gradients: what a source gets that the target does not depend on.
+            target: values to differentiate.
+            sources: variables and tensors to differentiate by; same order on all ranks.
+            output_gradients: gradient of each element of the target.
+            use_generic_names: accepted and ignored: names always follow from the order of the sources.
+            unconnected_gradients: gradient for a source on which the target does not depend.
 
         Returns:
             Gradients in the structure of ``sources``.
 
         Raises:
-            MismatchError: ranks have other sources, or in another order.
+            MismatchError: the ranks' sources differ, or their order does.
             PeerLostError: a rank died.
         """
         if isinstance(use_generic_names, tf.UnconnectedGradients):
@@ -68,16 +68,16 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Compute gradients, and tell those that stay with this rank from those of all ranks.
+        """Compute gradients, and return local and reduced ones separately.
 
         Args:
-            target: what to differentiate.
-            sources: with respect to what; in one order on all ranks.
-            output_gradients: of each element of the target.
-            use_generic_names: accepted; names always follow from the order of the sources.
+            target: values to differentiate.
+            sources: variables and tensors to differentiate by; same order on all ranks.
+            output_gradients: gradient of each element of the target.
+            use_generic_names: accepted and ignored: names always follow from the order of the sources.
 
         Returns:
-            Pairs of source and gradient of the local sources, and of the others.
+            Pairs of source and gradient: those of local sources, and those of the other sources.
         """
         return self._split(target, sources, output_gradients, _NONE)
 
@@ -98,7 +98,7 @@ class _Distributed:
 
 
 def groups_argument(num_groups: int, groups: Any) -> Any:
-    """Return the groups that the older ``num_groups`` and ``groups`` ask for."""
+    """Return the groups that ``groups`` or Horovod's older ``num_groups`` selects."""
     if num_groups != 0:
         warn_deprecated("Parameter `num_groups` has been replaced by `groups`")
         return num_groups if groups is None else groups
@@ -106,10 +106,10 @@ def groups_argument(num_groups: int, groups: Any) -> Any:
 
 
 def layers_argument(local_layers: Any) -> list[Any]:
-    """Return the layers that were given, as a list.
+    """Return the user's layers as a list.
 
     Raises:
-        ValueError: something is no layer.
+        ValueError: an element is no layer.
     """
     layers = list(local_layers) if isinstance(local_layers, list | tuple) else [local_layers]
     if local_layers is None:
@@ -136,35 +136,35 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     """Return a tape whose ``gradient()`` combines the gradients of all ranks.
 
     Args:
-        gradtape: the tape; recorded already, or to be recorded by either of the two. One that is distributed already
-            gets these settings instead of its own, and keeps its local sources.
+        gradtape: the tape, recorded before or after this call, through either tape object. If it is distributed
+            already, these settings replace its own, and it keeps its local sources.
         device_dense: accepted; tensors travel through host memory.
-        device_sparse: accepted.
-        compression: how to send gradients, such as ``Compression.fp16``.
-        sparse_as_dense: send IndexedSlices as dense tensors, which is faster where most rows have one.
+        device_sparse: accepted and ignored.
+        compression: compressor of the gradients, such as ``Compression.fp16``.
+        sparse_as_dense: whether to send IndexedSlices as dense tensors: faster if most rows have a gradient.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: by what each rank divides before the sum; the rest of the average comes after it.
-        num_groups: deprecated; ``groups`` instead.
-        groups: how many groups to make, or lists of variables whose gradients travel together; ``None`` lets
-            gradients travel together that become ready together.
+        gradient_predivide_factor: divisor on each rank before the sum; the sum is divided by size / factor afterwards.
+        num_groups: deprecated; use ``groups``.
+        groups: number of groups, or lists of variables whose gradients are reduced together; ``None`` groups
+            gradients in the order in which they become ready.
         process_set: ranks that take part.
-        scale_local_gradients: divide gradients of local sources by the number of ranks.
+        scale_local_gradients: whether to divide gradients of local sources by the number of ranks.
 
     Returns:
         A tape of the same class as ``gradtape``, with ``register_local_source(source)``.
 
     Raises:
-        ValueError: arguments do not fit together.
+        ValueError: arguments are incompatible.
     """
     settings = GradientSettings(
         name="DistributedGradientTape", compression=compression, sparse_as_dense=sparse_as_dense, op=ReduceOp(op),
         predivide=gradient_predivide_factor, groups=groups_argument(num_groups, groups), process_set=process_set,
     )  # fmt: skip
     known = gradtape._horovod_local if isinstance(gradtape, _Distributed) else {}
-    # Gradients are combined once, however often a tape is wrapped.
+    # Unwrap a distributed tape, so that gradients are combined only once.
     base = type(gradtape).__bases__[1] if isinstance(gradtape, _Distributed) else type(gradtape)
     tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
-    # One state for both: whichever of them records, the other knows.
+    # Share the state, so that a recording by either tape is visible to both.
     tape.__dict__ = gradtape.__dict__
     tape._horovod_settings, tape._horovod_scale_local, tape._horovod_local = settings, scale_local_gradients, known
     return tape
@@ -185,7 +185,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a distributed tape that leaves some layers to each rank. See ``DistributedGradientTape``."""
+    """Return a distributed tape that does not reduce the gradients of some layers. See ``DistributedGradientTape``."""
     layers = layers_argument(local_layers)
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,

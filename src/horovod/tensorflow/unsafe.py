@@ -1,10 +1,10 @@
-"""Everything that depends on how TensorFlow looks inside. Each part checks that first, and works without it otherwise.
+"""All code that depends on TensorFlow internals. Each part checks for them first, and has a fallback.
 
-Callback                a std::function, moved out of the call that brought it; else kernels wait before they return
-let_idle_threads_sleep  a private field of the context; else idle threads look for work, as TensorFlow has them do
-remember_thread         a thread state of Python that is kept; else Python makes one for each call
-skip_autograph          a private list of rules; else AutoGraph converts our functions, too
-add_custom_call         functions of XLA by their mangled names; else jit_compile=True admits no collectives
+Callback                moves a std::function out of the kernel call; else kernels block until the operation is done
+let_idle_threads_sleep  sets a private field of the context; else idle threads spin, as is TensorFlow's default
+remember_thread         keeps a Python thread state; else Python makes one for each call
+skip_autograph          extends a private list of rules; else AutoGraph converts our functions, too
+add_custom_call         calls XLA functions by mangled names; else jit_compile=True allows no collectives
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = [
 ]
 
 _P = ctypes.c_void_p
-#: Two words for the closure, one for the function that manages it, one for the function that calls it.
+#: A std::function: two words for the closure, one for its manager function, one for its invoker function.
 _Words = _P * 4
 
 
 class Callback:
-    """TensorFlow's callback of an asynchronous kernel, kept beyond the call that brought it.
+    """TensorFlow's done callback of an asynchronous kernel, kept alive after the kernel returns.
 
-    It is a ``std::function`` on TensorFlow's stack, which dies when the kernel returns. Where it is laid out as in
-    libstdc++, it is moved as its move constructor would do it. Elsewhere the kernel must not return before the call.
+    The callback is a ``std::function`` on TensorFlow's stack, which is destroyed when the kernel returns. If its layout
+    is that of libstdc++, we move it like its move constructor. Otherwise the kernel must not return before the call.
 
     Args:
-        done: its address.
+        done: address of the callback.
     """
 
     __slots__ = ("_address", "_called", "_own")
@@ -73,27 +73,27 @@ class Callback:
             self._called.set()
 
     def stay(self) -> None:
-        """Return when the kernel may return: at once, or when the callback was called."""
+        """Block until the kernel may return: not at all, or until the callback was called."""
         if self._called is None:
             return
         is_interrupted = False
         while not self._called.is_set():
             try:
                 self._called.wait()
-            except BaseException:  # whatever a signal handler raises, the operation still has the callback
+            except BaseException:  # after any exception of a signal handler, the operation still holds the callback
                 is_interrupted = True
         if is_interrupted:
             _thread.interrupt_main()
 
 
 class Layout:
-    """Whether callbacks are laid out as in libstdc++; the first one shows it for all.
+    """Detects from the first callback whether callbacks have the layout of libstdc++.
 
     Attributes:
-        is_known: None before the first callback.
+        is_known: whether the layout is that of libstdc++; None before the first callback.
 
     Args:
-        code_of: a part of the paths of the libraries whose functions a callback refers to.
+        code_of: part of the path of the libraries that contain a callback's functions.
     """
 
     def __init__(self, code_of: str = "tensorflow") -> None:
@@ -134,21 +134,21 @@ _MOST_REMEMBERED = 256
 
 
 def remember_thread() -> None:
-    """Let Python keep the state of this thread of TensorFlow's; it would be made anew, in 35 us, for each kernel."""
+    """Make Python keep its state of this TensorFlow thread; otherwise each kernel would create it again, in 35 us."""
     if get_ident() not in _remembered and len(_remembered) < _MOST_REMEMBERED:
         _remembered.add(get_ident())
-        ctypes.pythonapi.PyGILState_Ensure()  # without the release that would free the state
+        ctypes.pythonapi.PyGILState_Ensure()  # never released, because a release would free the state
 
 
 def calm(context: Any, environ: Mapping[str, str]) -> bool:
-    """Let idle threads sleep at once, if an operation may use one thread; return whether they will.
+    """Let idle threads sleep immediately if operations have one thread; return whether the setting was made.
 
-    They look for work before they sleep, and so keep the core of a rank that has but one: a training step of a small
-    model takes a third longer.
+    By default they spin before they sleep. On a rank with only one core, this makes a training step of a small model
+    take a third longer.
 
     Args:
-        context: of TensorFlow; is left alone if it has threads already, or options of the user's.
-        environ: has the number of threads.
+        context: TensorFlow's context; unchanged if it already has threads or user options.
+        environ: environment with TF_NUM_INTRAOP_THREADS, the number of threads.
     """
     if environ.get("TF_NUM_INTRAOP_THREADS") != "1":
         return False
@@ -160,7 +160,7 @@ def calm(context: Any, environ: Mapping[str, str]) -> bool:
 
 
 def let_idle_threads_sleep() -> None:
-    """See ``calm``. If there is no context yet, it happens when TensorFlow makes one: scripts may bring their own."""
+    """Apply ``calm``; without a context, apply it when TensorFlow makes one, because scripts may bring their own."""
     if (present := eager_context.context_safe()) is not None:
         calm(present, os.environ)
         return
@@ -172,11 +172,11 @@ def let_idle_threads_sleep() -> None:
         create()
         calm(eager_context.context_safe(), os.environ)
 
-    setattr(eager_context, "_create_context", create_calm)  # noqa: B010  a private name, which mypy does not know
+    setattr(eager_context, "_create_context", create_calm)  # noqa: B010  a private name, unknown to mypy
 
 
 def skip_autograph() -> None:
-    """Let AutoGraph call our functions as they are: converted ones make errors hard to read."""
+    """Make AutoGraph call our functions unconverted: converted ones make errors hard to read."""
     if (rules := getattr(autograph_config, "CONVERSION_RULES", None)) is not None:
         autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("horovod"), *rules)
 
@@ -190,7 +190,7 @@ _REGISTER = "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_str
 
 
 class _String(ctypes.Structure):
-    """A ``std::string``; up to 15 characters lie in itself."""
+    """A ``std::string``; up to 15 characters are stored inside it."""
 
     _fields_ = (("data", _P), ("size", ctypes.c_size_t), ("capacity", ctypes.c_size_t), ("pad", ctypes.c_size_t))
 
@@ -203,14 +203,14 @@ def _string(text: bytes) -> _String:
 
 
 def add_custom_call(name: str, handler: Any) -> None:
-    """Make a custom call for the CPU known to XLA.
+    """Register a custom call for the CPU with XLA.
 
     Args:
-        name: of the call.
-        handler: a ``HANDLER``, which must live for ever.
+        name: name of the call.
+        handler: a ``HANDLER``; it must never be freed.
 
     Raises:
-        NotImplementedError: this TensorFlow has no such functions.
+        NotImplementedError: this TensorFlow lacks the XLA functions.
     """
     path = next(iter(sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_cc*"))), None)
     try:
@@ -227,7 +227,7 @@ def add_custom_call(name: str, handler: Any) -> None:
 
 
 def fail_custom_call(status: int, text: bytes) -> None:
-    """Write the ``std::optional<std::string>`` of a custom call, whose memory XLA frees."""
+    """Write an error text to the ``std::optional<std::string>`` of a custom call; XLA frees its memory."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = _P, [ctypes.c_size_t]
     memory = libc.malloc(len(text) + 1)

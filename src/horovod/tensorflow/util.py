@@ -1,4 +1,4 @@
-"""Horovod's small helpers for TensorFlow, which scripts and tests take from here."""
+"""Horovod's small helpers for TensorFlow, under the import path that scripts and tests use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make_subgraph(function: Callable[..., Any]) -> Any:
 
 
 def vars_to_refs(variables: Iterable[Any]) -> Any:
-    """Return what stands for variables in a dictionary.
+    """Return hashable references to variables, for use as dictionary keys.
 
     Args:
         variables: variables, or lists of them.
@@ -34,10 +34,10 @@ def vars_to_refs(variables: Iterable[Any]) -> Any:
 
 
 def refs_to_vars(refs: Iterable[Any]) -> Any:
-    """Return the variables that ``vars_to_refs`` was given.
+    """Return the variables of references from ``vars_to_refs``.
 
     Args:
-        refs: what it gave.
+        refs: result of ``vars_to_refs``.
     """
     return [refs_to_vars(each) if isinstance(each, list | tuple) else each.deref() for each in refs]
 

@@ -1,7 +1,7 @@
-"""Collectives in functions that XLA compiles (``jit_compile=True``), as custom calls of TensorFlow's XLA.
+"""Collectives in functions compiled by XLA (``jit_compile=True``), as custom calls of TensorFlow's XLA.
 
-XLA has shapes fixed, so what depends on other ranks' shapes cannot be compiled. One call runs after the other, in
-the order of the compiled program, and each blocks its thread.
+XLA needs fixed shapes, so operations whose results depend on other ranks' shapes cannot be compiled. The calls run
+one after the other, in the order of the compiled program, and each blocks its thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["compiled", "is_compiling", "used"]
 
 _P = ctypes.c_void_p
 _TARGET = "horovod_collective"
-#: Has an element once a program of XLA holds a collective.
+#: Non-empty once an XLA program holds a collective.
 used: set[str] = set()
 _FIXED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER)
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,10 +45,10 @@ class _Call(msgspec.Struct, frozen=True):
 
     Attributes:
         op_type: Horovod's name of the operation.
-        request: its settings.
-        dtypes: of the inputs, and of the outputs.
-        inputs: their shapes.
-        outputs: their shapes.
+        request: settings of the collective.
+        dtypes: dtypes of the inputs, which are also those of the outputs.
+        inputs: shapes of the inputs.
+        outputs: shapes of the outputs.
     """
 
     op_type: str
@@ -59,7 +59,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class _Outputs:
-    """The allocator of results that XLA has made room for."""
+    """Allocator that returns the result memory that XLA has allocated."""
 
     kernels = "numpy"
     writable = True
@@ -75,22 +75,22 @@ class _Outputs:
 
 
 def is_compiling() -> bool:
-    """Return whether the graph that is being built will be compiled by XLA."""
+    """Return whether XLA will compile the graph under construction."""
     return not tf.executing_eagerly() and bool(
         control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
     )
 
 
 def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> list[Any]:
-    """Add a collective to a program of XLA; differentiable.
+    """Add a collective to an XLA program; differentiable.
 
     Args:
         op_type: Horovod's name of the operation.
-        tensors: inputs, of known shapes.
-        request: the settings.
+        tensors: inputs with known shapes.
+        request: settings of the collective.
 
     Raises:
-        NotImplementedError: the operation cannot be compiled, or this TensorFlow offers no way to do it.
+        NotImplementedError: the operation cannot be compiled, or this TensorFlow lacks the XLA functions.
     """
     if op_type in QUERIES:
         return [tf.constant(answer(op_type, request.process_set), tf.int32)]
@@ -123,7 +123,7 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
         )
         return made, lambda *grads: [*ops.gradient_registry.lookup(op_type)(node, *grads[:-1]), None]
 
-    # Each call takes a number that the one before it gives: XLA knows no other order.
+    # Each call takes the number that the previous call returns: XLA keeps only data dependencies in order.
     number = tf.constant(0.0) if token is None else tf.raw_ops.ReadVariableOp(resource=token, dtype=tf.float32)
     found: list[Any] = call(*tensors, number)
     *made, after = found
@@ -142,7 +142,7 @@ def _result_shape(kind: Kind | None, shape: tuple[int, ...], request: GraphReque
 
 @functools.cache
 def _register() -> str:
-    """Make the custom call known to XLA, and return its name."""
+    """Register the custom call with XLA, and return its name."""
     add_custom_call(_TARGET, _handle)
     return _TARGET
 
@@ -156,7 +156,7 @@ def _decoded(text: bytes) -> tuple[_Call, Any]:
 @immortal
 @HANDLER
 def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
-    threading.current_thread()  # so that Python knows this thread of XLA's, and reports can tell that it waits
+    threading.current_thread()  # register this XLA thread with Python, so that reports can show that it waits
     try:
         call, as_user = _decoded(ctypes.string_at(opaque, length))
         kinds = [np.dtype(DTYPES[name].as_numpy_dtype) for name in call.dtypes]

@@ -1,4 +1,4 @@
-"""``python -m horovod.timeline FILE``: a timeline summed up in tables."""
+"""``python -m horovod.timeline FILE``: summarises a timeline in tables."""
 
 from __future__ import annotations
 

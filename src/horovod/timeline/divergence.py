@@ -1,4 +1,4 @@
-"""Where the ranks of a job diverge, worked out from the dumps of their flight recorders."""
+"""Finds where the ranks of a job diverge, from the dumps of their flight recorders."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Open(NamedTuple):
     """An operation that some ranks had submitted and no rank had begun.
 
     Attributes:
-        operation: as the rank that submitted it first recorded it.
-        submitted: the ranks that had.
-        missing: the members that had not.
-        unknown: the members of which that is not known.
-        confused: what each rank had in its place, if these differ; unnamed operations match in the order of calls.
-        age_s: for how long it had been open.
+        operation: record of the rank that submitted it first.
+        submitted: the ranks that had submitted it.
+        missing: the members that had not submitted it.
+        unknown: the members whose state is not known.
+        confused: each rank's operation at its place, if these differ; unnamed operations match in the order of calls.
+        age_s: seconds since its first submission.
     """
 
     operation: Operation
@@ -36,9 +36,9 @@ class UnderWay(NamedTuple):
     """An operation that some ranks had begun and not ended.
 
     Attributes:
-        operation: as one of them recorded it.
+        operation: record of one of these ranks.
         inside: the ranks that were in the middle of it.
-        behind: the members that had not come to it, though they had submitted it.
+        behind: the members that had submitted it, but not begun it.
     """
 
     operation: Operation
@@ -47,7 +47,7 @@ class UnderWay(NamedTuple):
 
 
 def under_way(dumps: Dumps) -> list[UnderWay]:
-    """Return what was being executed, in the order of the log."""
+    """Return the operations in execution, in the order of the log."""
     found = {}
     for dump in dumps.values():
         for op in dump.operations:
@@ -63,7 +63,7 @@ def _is_inside(dump: Dump, sequence: int) -> bool:
 
 
 def open_operations(dumps: Dumps) -> list[Open]:
-    """Return what waited for some rank, the oldest first."""
+    """Return the operations that waited for some rank, the oldest first."""
     found: dict[tuple[int, str, int], Open] = {}
     for dump in dumps.values():
         for key, op in _open_here(dump, dump.position).items():
@@ -76,7 +76,7 @@ def open_operations(dumps: Dumps) -> list[Open]:
 def _open_here(dump: Dump, position: int) -> dict[tuple[int, str, int], Operation]:
     """Return the operations that a rank had submitted and not begun when the log was at ``position``.
 
-    The key is process set, name, and place among those without a name.
+    The key is process set, name, and position among unnamed operations.
     """
     found: dict[tuple[int, str, int], Operation] = {}
     unnamed: dict[int, int] = {}
@@ -87,7 +87,7 @@ def _open_here(dump: Dump, position: int) -> dict[tuple[int, str, int], Operatio
         if not op.name:
             place = unnamed.get(op.process_set, 0)
             unnamed[op.process_set] = place + 1
-        # The same name may come again later; the first is the one that is compared.
+        # The same name may come again later; compare the first operation.
         found.setdefault((op.process_set, op.name, place), op)
     return found
 
@@ -99,7 +99,7 @@ def _compare(dumps: Dumps, position: int, key: tuple[int, str, int], op: Operati
     missing = [rank for rank, other in theirs.items() if other is None]
     unknown = [rank for rank in members if rank not in dumps]
     for pending in (pending for dump in dumps.values() for pending in dump.pending):
-        # The coordinator knows it also of ranks that left no dump.
+        # The coordinator knows the state of ranks without a dump, too.
         if (pending.process_set, pending.name) == key[:2] and pending.name:
             submitted += [rank for rank in unknown if rank in pending.submitted]
             missing += [rank for rank in unknown if rank in pending.missing]

@@ -1,4 +1,4 @@
-"""Read the flight recorders of all ranks and say in plain words where they diverge."""
+"""Reads the flight recorders of all ranks, and explains where they diverge."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MOST = 8
 
 
 def examine(folder: Path) -> tuple[list[str], bool]:
-    """Read a folder and say what happened.
+    """Read a folder and explain its dumps.
 
     Args:
-        folder: where the ranks wrote; see HOROVOD_FLIGHT_RECORDER_DIR.
+        folder: folder of the dumps; see HOROVOD_FLIGHT_RECORDER_DIR.
 
     Returns:
-        The report in lines, and whether there was anything to read.
+        The report in lines, and whether there was any dump.
     """
     dumps, notes = read_folder(folder)
     if not dumps:
@@ -41,10 +41,10 @@ def examine(folder: Path) -> tuple[list[str], bool]:
 
 
 def diagnose(dumps: Sequence[Dump]) -> list[str]:
-    """Say what the dumps of one job show.
+    """Explain the dumps of one job.
 
     Args:
-        dumps: of its ranks in one generation, at most one of each.
+        dumps: dumps of its ranks in one generation, at most one of each.
 
     Returns:
         The report in lines.
@@ -85,7 +85,7 @@ def _table(dumps: Sequence[Dump]) -> list[str]:
 
 
 def _failures(dumps: Sequence[Dump], is_explained: bool) -> list[str]:
-    """Name the rank that failed first, and why; of a stall that is explained anyway, only the setting that ended it."""
+    """Name the rank that failed first, and why; for a stall with another finding, only the setting that ended it."""
     failed = sorted((dump for dump in dumps if dump.failure), key=lambda dump: dump.time_s)
     if not failed:
         return []

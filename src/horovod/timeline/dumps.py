@@ -1,7 +1,7 @@
 """The flight recorder's files: one JSON file per rank, written at once and read together.
 
-They go into a folder of the user's own. Where others can write, too, as in /tmp, a folder is made inside of it that
-nobody else can enter, whatever lies there under that name.
+They go into a folder of the user's own. Where others can write, too, as in /tmp, they go into a subfolder that only
+this user can enter; a link, or another user's folder, of its name is refused.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Operation(msgspec.Struct, omit_defaults=True):
-    """One operation of one rank; times are nanoseconds of the host's monotonic clock, 0 for what did not happen.
+    """One operation of one rank; times are nanoseconds of the host's monotonic clock, 0 if it did not happen.
 
     Attributes:
-        kind: which collective, in lower case.
+        kind: the collective, in lower case.
         name: the key of the match, or empty.
-        process_set: its id.
+        process_set: id of its process set.
         members: the ranks of the process set, if it still existed.
-        bytes: of this rank's tensors.
-        dtype: of the first tensor.
-        shapes: of all tensors.
+        bytes: bytes of this rank's tensors.
+        dtype: dtype of the first tensor.
+        shapes: shapes of all tensors.
         site: the user's line.
-        sequence: its place in the log; 0 while it was not executed.
+        sequence: its place in the log; 0 before its execution.
         submitted_ns: when the rank submitted it.
-        waited_ns: since when a thread waited for it.
+        waited_ns: when a thread began to wait for it.
         started_ns: when its execution began here.
         ended_ns: when it was done here.
-        together: how many operations were executed at once.
+        together: number of operations that were executed at once.
         error: why it failed, or empty.
     """
 
@@ -91,7 +91,7 @@ class Wait(msgspec.Struct):
 
 
 class PendingOperation(msgspec.Struct):
-    """An operation that the coordinator waited for: the ranks that have submitted it, and those that have not."""
+    """An operation that the coordinator waited for: ranks that have submitted it, and members that have not."""
 
     kind: str
     name: str
@@ -105,23 +105,23 @@ class Dump(msgspec.Struct):
     """The record of one rank.
 
     Attributes:
-        version: of the format.
-        job: which job it was, the same on all ranks.
-        rank: which rank.
+        version: version of the format.
+        job: name of the job, the same on all ranks.
+        rank: the rank.
         size: number of ranks.
-        host: its machine.
-        pid: its process.
-        reason: why it was written.
-        time_s: when, in seconds since 1970.
-        clock_ns: when, on the clock of the operations.
-        position: how many entries of the log the rank had executed or skipped.
+        host: name of its host.
+        pid: its process id.
+        reason: reason for the dump.
+        time_s: time of the dump, in seconds since 1970.
+        clock_ns: time of the dump, on the clock of the operations.
+        position: number of entries of the log that the rank had executed or skipped.
         failure: why the rank took part no more, or empty.
         process_sets: the ranks of each process set.
-        wait: what the main thread waited for, or None.
-        stack: of the main thread.
+        wait: the operation that the main thread waited for, or None.
+        stack: stack of the main thread.
         threads: the stack of every thread.
-        pending: what the coordinator waited for; on rank 0 only.
-        operations: the last few thousand, in the order of their submission.
+        pending: the operations that the coordinator waited for; on rank 0 only.
+        operations: the last few thousand operations, in the order of their submission.
         generation: counts the times that the ranks of the job have met, from 1.
     """
 
@@ -146,7 +146,7 @@ class Dump(msgspec.Struct):
 
     @property
     def file_name(self) -> str:
-        """How its file is called: those of an earlier generation are kept."""
+        """Name of its file, which differs from those of earlier generations."""
         return f"rank-{self.rank}{f'-generation-{self.generation}' if self.generation > 1 else ''}.json"
 
 
@@ -154,27 +154,27 @@ def write(dump: Dump, folder: Path) -> Path:
     """Write a dump, in the place of an older one of the same rank and generation.
 
     Args:
-        dump: what to write.
-        folder: where; made if it does not exist. If others can write there, a folder inside of it is made.
+        dump: the dump.
+        folder: its folder; made if it does not exist. If others can write there, a subfolder is used.
 
     Returns:
         The file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the dump cannot be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder_fd, folder = _own_folder(folder)
     try:
         name = dump.file_name
-        # A signal may interrupt another dump of this process, and nobody shall know the name before.
+        # A signal may interrupt another dump of this process, and other users must not know the name before.
         part = f".rank-{dump.rank}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(part, flags, 0o600, dir_fd=folder_fd), "wb") as file:
             try:
                 file.write(msgspec.json.format(_encoded(dump), indent=1))
                 file.flush()
-                # Takes the place of whatever has this name, a link to something else included.
+                # Replaces any file of this name, even a link.
                 os.replace(part, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def write(dump: Dump, folder: Path) -> Path:
 def _encoded(dump: Dump) -> bytes:
     try:
         return msgspec.json.encode(dump)
-    except UnicodeEncodeError:  # such as an exception that names a file in Latin-1
+    except UnicodeEncodeError:  # such as an exception with a file name in Latin-1
         return msgspec.json.encode(_printable(msgspec.to_builtins(dump)))
 
 
@@ -201,13 +201,13 @@ def _printable(value: Any) -> Any:
 
 
 def _own_folder(folder: Path) -> tuple[int, Path]:
-    """Open a folder in which nobody else can put or replace anything: this one, or one of that kind inside of it.
+    """Open a folder in which only this user can put or replace files: this one, or a private one inside of it.
 
     Returns:
         Its descriptor, and its path.
 
     Raises:
-        OSError: something of another user has its name.
+        OSError: a file or folder of another user has its name.
     """
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
@@ -238,7 +238,7 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
     """Read the dumps of the last job that wrote into a folder.
 
     Args:
-        folder: where they lie.
+        folder: folder of the dumps.
 
     Returns:
         The dumps by generation and rank, and a sentence for each file that was left out.
@@ -263,13 +263,13 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The dumps of a folder; of one that others can write to, those of this user, if there are any."""
+    """Return the dumps of a folder; if others can write there, this user's dumps, if there are any."""
     own = sorted((folder / _private_name()).glob(PATTERN))
     return own or sorted(folder.glob(PATTERN))
 
 
 def _read(path: Path) -> bytes:
-    """Read a plain file; not what a link leads to, nor a pipe that nobody writes to."""
+    """Read a plain file; refuse links, and do not wait for the writer of a pipe."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is no plain file")

@@ -1,9 +1,9 @@
 """The operations of one rank as events of the Chrome trace format, which chrome://tracing and Perfetto read.
 
-A process of the trace is a rank, rank 0 being process 1. Its first two rows are what its engine executed, and what
-its threads waited for; then comes one row per tensor name, with Horovod's names for what happens to it:
+A process of the trace is a rank, rank 0 being process 1. Its first two rows are the executions of its engine, and the
+waits of its threads; then comes one row per tensor name, with Horovod's names for the phases of an operation:
 ``NEGOTIATE_ALLREDUCE`` until the last rank has submitted it, ``QUEUE`` until the engine has time for it, ``ALLREDUCE``
-while it is executed. After a reset, which is marked across all rows, the ranks are processes of their own.
+while it is executed. After a reset, which is marked across all rows, the ranks are new processes of the trace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BLOCK_CHARS", "CYCLE", "ENGINE_ROW", "GENERATION", "RESET", "WAITING
 #: Rows of a rank; tensors follow.
 ENGINE_ROW, WAITING_ROW = 1, 2
 _FIRST_TENSOR_ROW = 100
-#: Rows have numbers that are unique in the trace, and none that is a rank's: readers take them for threads.
+#: Row numbers are unique in the trace, and none is the number of a rank: readers take them for threads.
 _ROWS_PER_RANK = 10_000
 #: Largest block of events in characters, unless one event is longer; our JSON is plain ASCII.
 BLOCK_CHARS = 4000
@@ -30,22 +30,22 @@ _MOST_ROWS = 2000
 _WAITING, _MORE = "waiting", "more names"
 CYCLE, RESET = "CYCLE_START", "RESET"
 GENERATION = 4096
-"""How many processes of the trace lie between those of a rank in one generation of the job and in the next one."""
+"""Difference of a rank's process numbers in the trace between one generation of the job and the next."""
 
 
 class Span(NamedTuple):
-    """One operation of one rank; times in nanoseconds on the clock of the host, 0 for what did not happen.
+    """One operation of one rank; times in nanoseconds on the clock of the host, 0 if it did not happen.
 
     Attributes:
-        request: what was submitted.
-        submitted: when.
-        waited: since when a thread waited for it.
+        request: the request.
+        submitted: when it was submitted.
+        waited: when a thread began to wait for it.
         sequence: its place in the log.
         started: when its execution began.
         ended: when it was done.
-        together: how many operations were executed at once.
+        together: number of operations that were executed at once.
         error: why it failed, or None.
-        ready: when the last rank had submitted it; 0 if that is not known.
+        ready: when the last rank submitted it; 0 if unknown.
         last: that rank, or -1.
     """
 
@@ -73,7 +73,7 @@ class _Shape(NamedTuple):
 
 
 def _template(process: int, name: str, args: str) -> str:
-    """A complete event; to be filled in: begin and length in microseconds, row, and what ``args`` leaves open."""
+    """Return a template of an event, to fill in: begin and length in microseconds, row, and fields of ``args``."""
     quoted = json.dumps(name).replace("%", "%%")
     return f'{{"name":{quoted},"ph":"X","ts":%.3f,"dur":%.3f,"pid":{process},"tid":%d,"args":{{{args}}}}}'
 
@@ -83,10 +83,10 @@ class Events:
 
     Args:
         rank: the rank.
-        title: what to call it.
+        title: name of the rank in the trace.
         origin: time 0 of the trace, in nanoseconds on the clock of the host.
-        marks: whether executions of a process set get a mark across all ranks, from here.
-        generation: of the job, from 1.
+        marks: returns whether this rank marks executions of a process set across all ranks.
+        generation: generation of the job, from 1.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Events:
             return
         # The last rank does not wait, but a box without length would be drawn below its neighbour.
         ready = min(max(ready, submitted + 2), started) if ready else started
-        # One nanosecond less: readers round, and what follows at once must not seem to overlap.
+        # One nanosecond less: readers round, and the next event must not seem to overlap.
         length = max(ready - submitted - 1, 0) / 1000
         new.append(shape.negotiate % ((submitted - origin) / 1000, length, row, sequence, last, ""))
         if started - ready > 1:
@@ -202,7 +202,7 @@ class Events:
         name = request.name[:_TEXT] or f"{request.kind.name.lower()}.noname"
         if len(self._shapes) >= _REMEMBERED:
             self._shapes.clear()
-        # The request is kept, so that its id stays its own.
+        # Keep the request, so that its id is not reused.
         process, args = self._process, args.replace("%", "%%")
         shape = self._shapes[id(request)] = _Shape(
             request,
@@ -215,7 +215,7 @@ class Events:
         return shape
 
     def _row(self, name: str, start: int, end: int) -> int:
-        """The row of a name; another one for what overlaps, as unnamed operations may."""
+        """Return the row of a name; another row for operations that overlap, as unnamed ones may."""
         if len(self._rows) >= _MOST_ROWS and name not in self._rows:
             name = _MORE
         rows = self._rows.setdefault(name, [])

@@ -1,8 +1,8 @@
-"""A trace file that is complete JSON at every moment, whatever is killed when.
+"""A trace file that is complete JSON at every moment, even if this process is killed.
 
-The file is one array whose end stands far ahead, with blanks before it: ``[ event, event,            ]``. Events are
-written into the blanks, each write within one page of the file, which the kernel does as a whole or not at all. When
-the blanks are used up, a longer copy takes the place of the file.
+The file is one array whose end is far ahead, after blanks: ``[ event, event,            ]``. Events are written into
+the blanks, each write within one page of the file: the kernel does it as a whole or not at all. When the blanks are
+used up, a longer copy replaces the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["MOST_BYTES", "TraceFile"]
 _PAGE = 4096
 _FIRST_BYTES = 256 << 10
 _COPY_BYTES = 1 << 20
-#: A longer file is cut, not copied, when it is finished; between two system calls it has no end then.
+#: When finished, a longer file is cut, not copied; it then has no end between two system calls.
 _CUT_BYTES = 64 << 20
 #: The longest event that can be written.
 MOST_BYTES = _PAGE - 2
@@ -32,10 +32,10 @@ class TraceFile:
     Args:
         path: the file; folders are made, an existing file is replaced. Links of this user and root are followed.
         first: the first event, without line breaks.
-        goes_on: whether to append to a file that is there already, and is a trace.
+        goes_on: whether to append to an existing trace.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
         PermissionError: a part of the path is a symbolic link of another user.
     """
 
@@ -69,7 +69,7 @@ class TraceFile:
         self._write(pending)
 
     def finish(self) -> None:
-        """Take the blanks away and close the file."""
+        """Remove the blanks and close the file."""
         if self._fd < 0:
             return
         try:
@@ -88,7 +88,7 @@ class TraceFile:
             self._position += len(data)
 
     def _turn_page(self) -> None:
-        """Leave the rest of the page blank; see to it that there is another one."""
+        """Leave the rest of the page blank; make sure that there is another page."""
         self._position = -(-self._position // _PAGE) * _PAGE
         if self._position + 2 * _PAGE > self._length:
             self._lengthen(self._length)
@@ -98,8 +98,8 @@ class TraceFile:
         self._position += len(head)
 
     def _replace(self, length: int, head: bytes) -> None:
-        """Put a file of ``length`` bytes in the place of this one: what was written, ``head``, blanks and the end."""
-        # The copy gets a name only when it is complete: whoever is killed before leaves nothing behind.
+        """Replace this file by one of ``length`` bytes: the bytes so far, ``head``, blanks and the end."""
+        # The copy gets a name only when it is complete: a process that is killed before leaves nothing behind.
         folder = open_folder(self.path.parent)
         fd = -1
         try:
@@ -132,7 +132,7 @@ class TraceFile:
 
 
 def _read(path: Path) -> bytes:
-    """Return the events of a trace, without its end; nothing if there is no trace."""
+    """Return the events of a trace, without its end; empty if there is no trace."""
     try:
         data = path.read_bytes().rstrip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Read a timeline that this package wrote."""
+"""Reads a timeline that this package wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Op", "RankTrace", "Span", "read"]
 #: Begin and end, in microseconds since the recording began.
 Span = tuple[float, float]
 
-#: Ends the row of what overlaps with another of its name.
+#: Suffix of a row for operations that overlap with another one of their name.
 _AGAIN = re.compile(r" \(\d+\)$")
 
 
@@ -24,17 +24,17 @@ class Op:
     """One operation of one rank; times in microseconds.
 
     Attributes:
-        name: of the tensor, such as ``allreduce.loss``.
-        kind: such as ``ALLREDUCE``.
+        name: name of the tensor, such as ``allreduce.loss``.
+        kind: the collective, such as ``ALLREDUCE``.
         sequence: its place in the log, the same on all ranks.
         submitted: when the rank submitted it.
-        ready: when the last rank had.
-        last: that rank, or -1 if it is not known.
+        ready: when the last rank submitted it.
+        last: that rank, or -1 if unknown.
         started: when its execution began here.
         ended: when it was done here.
-        bytes: of this rank's tensors.
+        bytes: bytes of this rank's tensors.
         site: the user's line.
-        waited: since when a thread waited for it, or None.
+        waited: when a thread began to wait for it, or None.
         error: why it failed, or empty.
     """
 
@@ -57,10 +57,10 @@ class RankTrace:
     """The operations of one rank.
 
     Attributes:
-        title: what the trace calls it.
+        title: its name in the trace.
         ops: its operations, in the order of submission.
         waits: when its threads waited.
-        executions: when its engine executed something.
+        executions: when its engine executed operations.
         resets: when the members of the job changed; equal for all ranks.
     """
 
@@ -81,11 +81,11 @@ class _Event(msgspec.Struct):
     args: dict[str, msgspec.Raw] = {}
 
     def number(self, key: str, default: int) -> int:
-        """An argument."""
+        """Return an argument that is a number."""
         return msgspec.json.decode(self.args[key], type=int) if key in self.args else default
 
     def text(self, key: str) -> str:
-        """An argument."""
+        """Return an argument that is a text."""
         return msgspec.json.decode(self.args[key], type=str) if key in self.args else ""
 
 
@@ -96,11 +96,11 @@ def read(path: Path) -> dict[int, RankTrace]:
         path: the file; a job that writes it may still run.
 
     Returns:
-        The operations of each rank, through resets: of all processes that had its number, one after the other.
+        The operations of each rank, through resets: of all processes that had its number, in order of time.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no timeline of this package.
+        OSError: the file cannot be read.
+        ValueError: the file is no timeline of this package.
     """
     try:
         events = msgspec.json.decode(path.read_bytes(), type=list[_Event])

@@ -13,7 +13,7 @@ from horovod.timeline.summary import StepSummary, Summary
 
 __all__ = ["show"]
 
-#: Shares of a step below this are not worth a sentence.
+#: Shares of a step below this are not reported.
 _NOTABLE = 0.05
 _WORDS = """\
   compute  no thread waited for communication
@@ -27,10 +27,10 @@ def show(summary: Summary, console: Console, most_steps: int = 10, most_tensors:
     """Print a summary.
 
     Args:
-        summary: what to print.
-        console: where.
-        most_steps: how many steps, the slowest ones.
-        most_tensors: how many names.
+        summary: the summary.
+        console: console to print on.
+        most_steps: number of steps to show, the slowest ones.
+        most_tensors: number of names to show.
     """
     ranks = len(summary.ranks)
     console.print(
@@ -55,7 +55,7 @@ def show(summary: Summary, console: Console, most_steps: int = 10, most_tensors:
 
 
 def _verdict(summary: Summary) -> str:
-    """In one sentence where the time goes that is not computing."""
+    """Return one sentence on the largest cost of a step besides computing."""
     step_ms = statistics.fmean(rank.mean.total_ms for rank in summary.ranks)
     data_ms = statistics.fmean(rank.mean.for_data_ms for rank in summary.ranks)
     slowest = max(summary.ranks, key=lambda rank: rank.delay_ms)

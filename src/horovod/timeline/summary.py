@@ -1,4 +1,4 @@
-"""Where the time of each step of a timeline goes, and which rank holds the others up."""
+"""The time of each step of a timeline by its causes, and the rank that delays the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepSummary:
         for_ranks_ms: a thread waited because some rank had not come yet.
         for_data_ms: a thread waited though all ranks had come.
         communication_ms: the engine executed operations.
-        overlap: the share of that while no thread waited.
+        overlap: share of communication_ms during which no thread waited.
     """
 
     number: int
@@ -53,7 +53,7 @@ class RankSummary:
         rank: the rank.
         mean: its average step.
         last: the share of operations for which it came last.
-        delay_ms: for how long, per step, something waited for this rank alone.
+        delay_ms: time per step in which operations waited for this rank alone.
     """
 
     rank: int
@@ -67,13 +67,13 @@ class TensorSummary:
     """All operations of one name, on all ranks; times are averages in milliseconds.
 
     Attributes:
-        name: of the tensor.
-        count: how often it was executed.
-        bytes: of one rank's tensors, each time.
-        negotiate_ms: from the submission until the last rank had come.
-        queue_ms: until the engine had time for it.
+        name: name of the tensor.
+        count: number of its executions.
+        bytes: bytes of one rank's tensors, each time.
+        negotiate_ms: from the submission until the last rank's submission.
+        queue_ms: from then until the engine had time for it.
         execute_ms: its execution.
-        exposed_ms: a thread waited for it.
+        exposed_ms: time that a thread waited for it.
         site: the user's line.
     """
 
@@ -95,11 +95,11 @@ class Summary:
         anchor: the operation whose submission begins a step; empty if nothing was repeated.
         steps: every step of every rank.
         ranks: every rank.
-        tensors: every name, the one that was waited for most first.
-        operations: how many operations a rank had, on average.
-        bytes: of all ranks' tensors.
-        errors: what went wrong, each once.
-        resets: how often the members of the job changed.
+        tensors: every name, the one with the longest waits first.
+        operations: number of operations of a rank, on average.
+        bytes: bytes of all ranks' tensors.
+        errors: the errors, each once.
+        resets: number of changes of the job's members.
     """
 
     anchor: str
@@ -113,10 +113,10 @@ class Summary:
 
 
 def summarise(ranks: Mapping[int, RankTrace]) -> Summary:
-    """Work out the summary of a trace.
+    """Compute the summary of a trace.
 
     Args:
-        ranks: what ``read`` returned.
+        ranks: result of ``read``.
     """
     anchor = _anchor(next(iter(ranks.values())).ops)
     steps = [step for rank, trace in sorted(ranks.items()) for step in _steps(rank, trace, anchor)]
@@ -141,7 +141,7 @@ def summarise(ranks: Mapping[int, RankTrace]) -> Summary:
 
 
 def _anchor(ops: Sequence[Op]) -> str:
-    """The first of the names that come once in each step: most names come equally often, and that is how often."""
+    """Return the first name that occurs once in each step; most names occur equally often, which gives the number."""
     counts = collections.Counter(op.name for op in ops if op.started)
     repeated = {name: count for name, count in counts.items() if count > 1}
     if not repeated:
@@ -156,7 +156,7 @@ def _steps(rank: int, trace: RankTrace, anchor: str) -> list[StepSummary]:
         return []
     end = max(max(op.ended, op.ready) for op in trace.ops)
     begins = [op.submitted for op in trace.ops if op.name == anchor] if anchor else [trace.ops[0].submitted]
-    # The part after the last one may not be a whole step.
+    # The part after the last anchor may not be a whole step.
     spans = list(itertools.pairwise(begins)) if len(begins) > 2 else list(zip(begins, [*begins[1:], end], strict=False))
     waits, executions = _Times(trace.waits), _Times(trace.executions)
     # Until an operation is ready, waiting for it is waiting for a rank.
@@ -207,7 +207,7 @@ def _mean(steps: Sequence[StepSummary]) -> StepSummary:
 
 
 def _stragglers(ranks: Mapping[int, RankTrace]) -> tuple[collections.Counter[int], dict[int, float], int]:
-    """How often each rank came last, by how much, and how many operations that is known of."""
+    """Return how often each rank came last, its delay, and the number of operations that count."""
     arrivals: dict[tuple[int, str], dict[int, Op]] = {}
     for rank, trace in ranks.items():
         for op in trace.ops:
@@ -223,7 +223,7 @@ def _stragglers(ranks: Mapping[int, RankTrace]) -> tuple[collections.Counter[int
         *_, second, latest = sorted(present, key=lambda rank: present[rank].submitted)
         last[latest] += 1
         delays[latest].append((present[second].submitted, present[latest].submitted))
-    # Several operations wait for a rank at once.
+    # Several operations wait for a rank at once: count overlapping waits once.
     return last, {rank: _length(_Times(spans).spans) for rank, spans in delays.items()}, known
 
 
@@ -251,7 +251,7 @@ def _tensors(ops: Sequence[Op], size: int) -> list[TensorSummary]:
 
 
 class _Times:
-    """Spans of time, put together where they overlap."""
+    """Spans of time; overlapping ones are merged."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.spans: list[Span] = []
@@ -263,7 +263,7 @@ class _Times:
         self._ends = [end for _, end in self.spans]
 
     def within(self, limits: Span) -> list[Span]:
-        """Return what lies between the limits."""
+        """Return the parts of the spans between the limits."""
         found = []
         for index in range(bisect.bisect_right(self._ends, limits[0]), len(self.spans)):
             begin, end = self.spans[index]

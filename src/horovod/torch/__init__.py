@@ -1,19 +1,19 @@
 """horovod for PyTorch: ``import horovod.torch as hvd``.
 
-    mpi_ops             every operation on tensors; from ops (differentiable) and the plain collectives
+    mpi_ops             all operations on tensors: those of ops (differentiable) and the plain collectives
     functions           broadcast parameters, optimizer state and Python objects
     optimizer           DistributedOptimizer, over horovod.bindings.gradients; unbucketed and adasum are its parts
     gradient_adapter    torch for horovod.bindings.gradients
     sync_batch_norm     BatchNorm over all ranks' batches
-    elastic             states and samplers that survive losses
+    elastic             states and samplers that survive lost ranks
     uneven              ranks with different numbers of batches
     compression         Horovod's import path of the compressors
     adapter             torch for horovod.bindings
-    inference           tensors of inference mode
+    inference           conversion of inference-mode tensors
     runtime             the one ``Collectives`` of torch
     unsafe              code that depends on torch's internals
 
-This module gathers the names of a training script.
+This module re-exports the names that training scripts use.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ __all__ += mpi_ops.__all__
 
 
 def __getattr__(name: str) -> Any:
-    # For type checkers: they do not follow a list of names through two modules.
+    # For type checkers, which do not resolve a list of names through two modules.
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The adapter of PyTorch tensors."""
+"""Adapter of PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TorchAdapter:
     address = staticmethod(torch.Tensor.data_ptr)
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
-        """Return the tensor without its history, if it is contiguous, on the host, and stored as it reads."""
+        """Return the tensor without gradient history if it is contiguous, on the host, and not lazily conj or neg."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
         if tensor.is_nested:
@@ -41,7 +41,7 @@ class TorchAdapter:
         return tensor if not (tensor.requires_grad or tensor.is_inference()) else _alias(tensor)
 
     def target(self, tensor: Any) -> torch.Tensor | None:
-        """Return ``buffer(tensor)``; an expanded tensor, whose elements share memory, cannot be written."""
+        """Return ``buffer(tensor)``; refuse an expanded tensor, because its elements share memory."""
         buffer = self.buffer(tensor)
         if buffer is None and any(
             step == 0 and dim > 1 for step, dim in zip(tensor.stride(), tensor.shape, strict=True)
@@ -63,17 +63,17 @@ class TorchAdapter:
         return "cpu" if getattr(tensor, "is_cpu", True) else str(tensor.device)
 
     def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> StagedCudaTensors:
-        """Begin to bring tensors of a CUDA device to the host."""
+        """Start to copy tensors from a CUDA device to the host."""
         if not tensors[0].is_cuda:
             raise ValueError(f"tensors on {tensors[0].device} are not supported; move them to the CPU or to CUDA")
         return StagedCudaTensors(tensors, targets)
 
     def passed(self, tensors: Sequence[torch.Tensor]) -> CudaTensors:
-        """Begin to hand tensors of a CUDA device over where they are."""
+        """Start to pass CUDA tensors on without leaving their device."""
         return CudaTensors([_alias(t) if _is_plain(t) else self.contiguous(t) for t in tensors])
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy, conjugated or negated if the tensor only says so."""
+        """Return a contiguous copy with lazy conj and neg resolved."""
         with torch.inference_mode(False):
             return tensor.detach().clone(memory_format=torch.contiguous_format)
 
@@ -94,17 +94,17 @@ class TorchAdapter:
             with torch.inference_mode(False):
                 return self.over(memory, shape, dtype)
         tensor = torch.frombuffer(memory, dtype=DTYPES[dtype], count=math.prod(shape))
-        # Not a view of what has another shape: autograd forbids to change such a result in place.
+        # Resize instead of view: autograd forbids in-place changes of a view with another shape.
         return tensor if len(shape) == 1 else tensor.resize_(shape)
 
     def dtype_name(self, dtype: Any) -> str:
-        """Return the canonical name of a dtype; torch's default one for None."""
+        """Return the canonical name of a dtype; torch's default dtype for None."""
         if dtype is None:
             dtype = torch.get_default_dtype()
         return str(dtype).rpartition(".")[2]
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return splits as numbers."""
+        """Return splits as integers."""
         allowed = (torch.int32,) if isinstance(splits, torch.Tensor) else (torch.int32, torch.int64)
         tensor = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
         if (tensor.numel() and tensor.dtype not in allowed) or tensor.dim() != 1:

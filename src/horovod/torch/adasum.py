@@ -22,7 +22,7 @@ __all__ = ["AdasumMethods"]
 
 
 class AdasumMethods:
-    """Methods of a distributed optimizer for Adasum, in front of those of its own class.
+    """Methods of an Adasum optimizer, which override those of the wrapped optimizer's class.
 
     Every rank steps with its own gradients; the parameters then move by the Adasum of these steps.
     """
@@ -44,13 +44,13 @@ class AdasumMethods:
         self._parameter_names = {parameter: name for name, parameter in named}
 
     def synchronize(self) -> None:
-        """Do nothing: there is something to combine only after a step."""
+        """Do nothing: Adasum combines only after a step."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Refuse.
+        """Refuse the call.
 
         Raises:
-            OptimizerUseError: always; a step without the other ranks makes no sense here.
+            OptimizerUseError: always; with Adasum a step always combines all ranks.
         """
         raise out_of_turn(
             "optimizer.skip_synchronize() was called with op=Adasum, which combines the ranks' steps in step()",
@@ -61,9 +61,9 @@ class AdasumMethods:
         """Step locally, and move the parameters by the Adasum of all ranks' steps.
 
         Args:
-            closure: computes the gradients anew.
-            args: for the optimizer's own class.
-            kwargs: for the optimizer's own class.
+            closure: computes the gradients again.
+            args: positional arguments for the wrapped optimizer's ``step``.
+            kwargs: keyword arguments for the wrapped optimizer's ``step``.
 
         Returns:
             The value that the optimizer's own class returns.
@@ -86,7 +86,7 @@ class AdasumMethods:
             self._combine(moved, starts)
         return result
 
-    # Tells torch not to wrap this one with step hooks: the optimizer's own step has them, and must run them once.
+    # Tell torch not to wrap this ``step`` with hooks: the wrapped optimizer's step already runs them.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _combine(self, moved: Named, starts: list[torch.Tensor]) -> None:
@@ -103,5 +103,5 @@ class AdasumMethods:
             parameter.copy_(start + step)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Note how many backward passes there are before a step; they are accumulated locally anyway."""
+        """Record the number of backward passes per step; gradients are accumulated locally anyway."""
         self.backward_passes_per_step = passes

@@ -1,4 +1,4 @@
-"""Clipping gradients of which every rank has a part."""
+"""Clip gradients of which every rank holds a part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.torch.runtime import comm
 
 __all__ = ["clip_norm", "clip_value"]
 
-#: Added to the norm, as torch.nn.utils.clip_grad_norm_ does.
+#: Added to the norm, as in torch.nn.utils.clip_grad_norm_.
 _TINY = 1e-6
 
 
@@ -21,7 +21,7 @@ _TINY = 1e-6
 def clip_norm(
     gradients: Sequence[torch.Tensor], most: float, kind: float, error_if_nonfinite: bool, process_set: ProcessSet
 ) -> torch.Tensor:
-    """Scale gradients by the norm of all ranks' together; see ``HostMethods.clip_grad_norm_``."""
+    """Scale gradients by the common norm of all ranks' gradients; see ``HostMethods.clip_grad_norm_``."""
     norms = [torch.linalg.vector_norm(gradient, kind).double() for gradient in gradients]
     own = torch.stack(norms) if norms else torch.zeros(1, dtype=torch.float64)
     name = "DistributedOptimizer.norm"
@@ -44,6 +44,6 @@ def clip_norm(
 
 @torch.no_grad()
 def clip_value(gradients: Sequence[torch.Tensor], most: float) -> None:
-    """Clip every element."""
+    """Clip every element to ``[-most, most]``."""
     for gradient in gradients:
         gradient.clamp_(-most, most)

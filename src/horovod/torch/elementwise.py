@@ -1,4 +1,4 @@
-"""Which optimizers treat every element of a parameter by itself, so that each rank can step a part of them."""
+"""Check that an optimizer treats each element of a parameter independently, so that ranks can step parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ELEMENTWISE = (
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Raise RequestError unless ``optimizer`` treats elements one by one: torch's that do, and classes that say so."""
+    """Raise RequestError unless ``optimizer`` is a known elementwise one of torch, or its class declares it."""
     cls = type(optimizer)
     known = [getattr(torch.optim, name).step for name in _ELEMENTWISE if hasattr(torch.optim, name)]
     own: Any = cls.step
@@ -34,7 +34,7 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def unhooked_step(cls: type) -> Callable[..., Any]:
-    """Return the ``step`` of an optimizer's class without the hooks that torch puts around it."""
+    """Return the ``step`` of an optimizer's class without torch's hook wrapper."""
     step: Any = cls.step  # type: ignore[attr-defined]
     while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):
         step = step.__wrapped__

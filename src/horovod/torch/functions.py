@@ -1,4 +1,4 @@
-"""Bring models, optimizers and Python objects of all ranks to the same state."""
+"""Synchronize models, optimizers and Python objects across ranks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _STATE_DICT = "; pass its state_dict()"
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank the root's parameters, in place.
+    """Copy the root's parameters to every rank, in place.
 
     Collective over ``process_set``. Typically called with ``model.state_dict()`` or
     ``model.named_parameters()`` after ``init()``.
 
     Args:
         params: a dict of names to tensors (a ``state_dict()``), or an iterable of tensors or of
-            ``(name, tensor)``. Entries that are ``None`` are passed over.
-        root_rank: global rank whose values all ranks get.
+            ``(name, tensor)``. ``None`` entries are ignored.
+        root_rank: global rank that sends its values.
         process_set: ranks that take part.
 
     Raises:
-        RequestError: ``params`` is none of these.
+        RequestError: ``params`` has another type.
         MismatchError: the names, or a tensor's shape or dtype, differ between ranks; on every rank.
         PeerLostError: a rank died.
 
-    Blocks until all tensors are here.
+    Blocks until all tensors have arrived.
     """
     tensors = _named_tensors(params)
     names = [f"tensor {index}" if name is None else str(name) for index, (name, _) in enumerate(tensors)]
@@ -74,7 +74,7 @@ def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
 
 
 def _broadcast(tensors: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast all at once; a tensor that is not contiguous goes through one that is."""
+    """Broadcast all tensors concurrently; non-contiguous tensors through contiguous copies."""
     with torch.no_grad():
         pending = []
         for name, tensor in tensors:
@@ -94,25 +94,25 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the root's optimizer state and options.
+    """Copy the root's optimizer state and options to every rank.
 
-    Collective over ``process_set``. Nothing is stepped: parameters, step counts and schedules stay as they
-    are. Ranks that have no state yet get the root's; when the root has none, the others lose theirs.
-    Options (learning rate, momentum, ...) keep the Python types that they have on the root. Where there was no
-    state, gradients that are missing become zeros, as scripts know it from Horovod.
+    Collective over ``process_set``. No optimizer step is done: parameters, step counts and schedules stay
+    unchanged. Ranks without state get the root's state; if the root has none, the other ranks lose theirs.
+    Options (learning rate, momentum, ...) keep the root's Python types. On ranks without state, missing
+    gradients become zeros, as in Horovod.
 
     Args:
-        optimizer: over the same parameters, in the same groups, on every rank.
-        root_rank: global rank whose state all ranks get.
-        model: tells which embeddings have sparse gradients.
+        optimizer: optimizer with the same parameters, in the same groups, on every rank.
+        root_rank: global rank that sends its state.
+        model: model in which to look for embeddings with sparse gradients.
         process_set: ranks that take part.
 
     Raises:
-        RequestError: it is no optimizer; the root's is LBFGS, whose state has no fixed shape; or class or groups
-            differ between ranks; the latter on every rank.
+        RequestError: ``optimizer`` is no optimizer; the root's is LBFGS, whose state has no fixed shape; or class or
+            groups differ between ranks (raised on every rank).
         PeerLostError: a rank died.
 
-    Blocks until everything is here.
+    Blocks until all values have arrived.
     """
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
         hint = "; pass the optimizer itself, not its state_dict()" if isinstance(optimizer, dict) else ""

@@ -19,7 +19,7 @@ from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchGradients"]
 
-#: Number of elements of each parameter that are compared: a model that was not broadcast differs there already.
+#: Number of elements compared per parameter: enough to detect a model that was not broadcast.
 _LOOK_AT = 1024
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -34,12 +34,12 @@ class TorchGradients:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def describe(self, parameter: torch.Tensor) -> str:
-        """Return dtype, shape and strides in words."""
+        """Return dtype, shape and strides as text."""
         dtype, shape, strides = str(parameter.dtype), tuple(parameter.shape), dense_stride(parameter)
         return f"{dtype.removeprefix('torch.')}, shape {shape}, strides {tuple(strides)}"
 
     def fingerprint(self, parameter: torch.Tensor) -> int:
-        """Return the sum of the first values, taken as integers."""
+        """Return the sum of the first values, with their bits read as integers."""
         values = parameter.detach()
         values = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)[:_LOOK_AT]
         return int(values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64))
@@ -76,25 +76,25 @@ class TorchGradients:
         return parameter.grad
 
     def sparse_dim(self, parameter: torch.Tensor) -> int:
-        """Return the number of sparse dimensions of its gradient; 0 for a dense one."""
+        """Return the number of sparse dimensions of the gradient; 0 for a dense one."""
         grad = parameter.grad
         return 0 if grad is None or grad.layout is torch.strided else grad.sparse_dim()
 
     def mark(self, parameter: torch.Tensor) -> tuple[torch.Tensor, int] | None:
-        """Return the gradient and torch's count of what was written to it; -1 for a part of something larger.
+        """Return the gradient and torch's count of writes to it; -1 instead of the count if the gradient is a view.
 
-        There the count is that of the whole: where all gradients lie in one tensor, it counts those of the others.
+        A view shares the count of its whole base tensor, so writes to other gradients would change it.
         """
         grad = parameter.grad
         return None if grad is None else (grad, -1 if grad._is_view() else grad._version)
 
     def has_changed(self, parameter: torch.Tensor, mark: tuple[torch.Tensor, int]) -> bool:
-        """Whether the gradient is another one than when it was marked."""
+        """Whether the gradient was changed or replaced since ``mark``."""
         grad = parameter.grad
         return grad is not None and (grad is not mark[0] or mark[1] not in (-1, grad._version))
 
     def adopt(self, slot: GradSlot) -> bool:
-        """Make the gradient, if there is one, lie in ``slot.view``; return whether there is one."""
+        """Move the gradient, if there is one, into ``slot.view``; return whether there is one."""
         parameter, view = slot.parameter, slot.view
         grad = parameter.grad
         if grad is view:
@@ -125,7 +125,7 @@ class TorchGradients:
     # -- buffers -------------------------------------------------------------------------------------------------
 
     def zeros(self, count: int, like: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
-        """Return zeros, in the arena if they belong on the host."""
+        """Return zeros, in the arena for a host parameter."""
         kind = DTYPES[dtype] if dtype else like.dtype
         if like.device.type == "cpu":
             shared: torch.Tensor = comm.zeros(count, dtype=kind)
@@ -133,7 +133,7 @@ class TorchGradients:
         return torch.zeros(count, dtype=kind, device=like.device)
 
     def view(self, buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a gradient's place, with the strides that optimizers like best: the parameter's own."""
+        """Return a gradient's view with the parameter's own strides, which are fastest for optimizers."""
         flat = buffer[offset : offset + parameter.numel()]
         return flat.as_strided(parameter.shape, dense_stride(parameter), flat.storage_offset())
 

@@ -1,4 +1,4 @@
-"""The derivatives of the collectives, as autograd functions.
+"""Derivatives of the collectives, as autograd functions.
 
 A rank's loss depends on other ranks' inputs. The meaning of "the gradient" is then a convention, and this is
 Horovod's: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and
@@ -6,7 +6,7 @@ broadcast that of their *average*; reducescatter n times that of the average whe
 the sum when it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties
 share evenly), where Horovod reduced the gradients with the same operation.
 
-All of them can be differentiated once.
+All operations can be differentiated once.
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Average the gradients for the root; the others' inputs had no effect."""
+        """Average the gradients for the root; return zeros on other ranks, whose inputs had no effect."""
         (reduced,) = _allreduce([grad], ctx.name, Reduction(process_set=ctx.process_set))
         return None, None, None, reduced if comm.rank() == ctx.root_rank else torch.zeros_like(grad)
 
 
 class _Alltoall(torch.autograd.Function):
-    """alltoall; gives the output and how many rows came from each rank."""
+    """alltoall; returns the output and the number of rows from each rank."""
 
     @staticmethod
     def forward(
@@ -149,7 +149,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
-        """Send every row's gradient back to where the row came from."""
+        """Send every row's gradient back to the rank that sent the row."""
         handle = comm.alltoall_async(grad.contiguous(), ctx.received, name=_name(ctx.name), process_set=ctx.process_set)
         return None, None, None, comm.synchronize(handle)[0]
 
@@ -186,7 +186,7 @@ allreduce: Callable[..., tuple[torch.Tensor, ...]] = _Allreduce.apply
 allgather: Callable[..., tuple[torch.Tensor, ...]] = _Allgather.apply
 #: ``(name, process_set, root_rank, tensor)``
 broadcast: Callable[..., torch.Tensor] = _Broadcast.apply
-#: ``(name, process_set, splits, tensor)``; gives output and received splits
+#: ``(name, process_set, splits, tensor)``; returns output and received splits
 alltoall: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Alltoall.apply
 #: ``(name, how, *tensors)``
 reducescatter: Callable[..., tuple[torch.Tensor, ...]] = _Reducescatter.apply

@@ -1,7 +1,7 @@
 """``DistributedOptimizer(..., host_optimizer=True)``: every rank steps its share of the weights.
 
-Buckets are reduce-scattered instead of allreduced. Each rank steps its share of each bucket with the optimizer's own
-class, over flat pieces of the parameters; then all ranks get all weights. State exists for the pieces only.
+Buckets are reduce-scattered instead of allreduced. Each rank steps its share of each bucket with the wrapped
+class, over flat pieces of the parameters; then an allgather sends all weights to all ranks. Only pieces have state.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from horovod.torch.shards import Shard, WeightPiece
 
 __all__ = ["HostMethods", "check_shardable"]
 
-#: In the state_dict() of the ranks that do not get it.
+#: Key in the state_dict() of ranks that do not receive the state; its value is the rank that does.
 _ELSEWHERE = "state_is_on_rank"
 
 
 def check_shardable(optimizer: torch.optim.Optimizer, settings: ReduceSettings, wanted: Any) -> None:
-    """Raise RequestError for what cannot be combined with ``host_optimizer``."""
+    """Raise RequestError for settings and parameters that do not work with ``host_optimizer``."""
     if not isinstance(wanted, bool):
         raise wrong_argument(f"host_optimizer must be True or False. Received: {type(wanted).__name__}")
     check_elementwise(optimizer)
@@ -57,9 +57,9 @@ def check_shardable(optimizer: torch.optim.Optimizer, settings: ReduceSettings, 
 
 
 class HostMethods(OptimizerMethods):
-    """Methods of a distributed optimizer with ``host_optimizer``, in front of those of its own class."""
+    """Methods of an optimizer with ``host_optimizer``, which override those of the wrapped optimizer's class."""
 
-    # A copy has only these.
+    # Defaults for a copy of the optimizer, which has no instance attributes of ours.
     _shards: Mapping[str, Shard] = MappingProxyType({})
     _inner: Any = None
     state: Any
@@ -68,9 +68,9 @@ class HostMethods(OptimizerMethods):
         return ReduceScatter(comm, settings)
 
     def _shard(self, kind: type) -> None:
-        """Make the optimizer of the pieces; ``kind`` is the optimizer's own class."""
+        """Make the optimizer of the pieces; ``kind`` is the wrapped optimizer's class."""
         self._shards = {}
-        # An optimizer of the pieces, with the same options, which does not call the user's hooks again.
+        # The inner optimizer has the same options, but must not call the user's hooks a second time.
         self._inner = object.__new__(kind)
         self._inner.__dict__.update(vars(self), state=defaultdict(dict), param_groups=[])
         for name in ("_reducer", "_shards", "_inner", "_parameter_names"):
@@ -82,7 +82,7 @@ class HostMethods(OptimizerMethods):
     # -- a step --------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait until this rank has its share of the gradients of all ranks; ``p.grad`` stays this rank's own.
+        """Wait until this rank has its share of the reduced gradients; ``p.grad`` stays this rank's own gradient.
 
         Called by ``step()`` and by ``clip_grad_norm_()``.
 
@@ -109,11 +109,11 @@ class HostMethods(OptimizerMethods):
                 shard.receive()
 
     def _follow_buckets(self) -> None:
-        """Have a shard for each bucket, and cut what state there is for them."""
+        """Make a shard for each bucket, and cut existing state into the pieces."""
         assert self._reducer is not None
         buckets = {bucket.name: bucket for bucket in self._reducer.buckets}
         if any(buckets.get(name) is not shard.bucket for name, shard in self._shards.items()):
-            # The ranks have agreed anew, after join().
+            # The ranks have agreed on new buckets after join().
             self._whole_state()
             self._shards = {}
             self._inner.state.clear()
@@ -173,18 +173,18 @@ class HostMethods(OptimizerMethods):
     # -- gradients -----------------------------------------------------------------------------------------------
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Any:
-        """Scale all gradients so that their common norm is ``max_norm`` at most; between ``backward()`` and ``step()``.
+        """Scale all gradients to a common norm of at most ``max_norm``; call it between ``backward()`` and ``step()``.
 
-        The same as ``synchronize()`` followed by ``torch.nn.utils.clip_grad_norm_`` would be with all gradients on
-        every rank. Collective: call it on every rank.
+        Equivalent to ``synchronize()`` and ``torch.nn.utils.clip_grad_norm_`` if every rank had all gradients.
+        Collective: call it on every rank.
 
         Args:
-            max_norm: the largest norm.
-            norm_type: which norm; ``inf`` for the largest absolute value.
+            max_norm: the largest allowed norm.
+            norm_type: order of the norm; ``inf`` for the largest absolute value.
             error_if_nonfinite: raise RuntimeError, on every rank, when the norm is NaN or infinite.
 
         Returns:
-            The norm before, as a tensor; the same on every rank.
+            The norm before clipping, as a tensor; the same on every rank.
 
         Raises:
             OptimizerUseError: a gradient was changed before it was reduced.
@@ -233,9 +233,9 @@ class HostMethods(OptimizerMethods):
     # -- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state on the first rank, as torch has it; a plain optimizer can load it.
+        """Return the whole state on the first rank, in torch's format; a plain optimizer can load it.
 
-        Collective: call it on every rank, between steps. The others get their options only.
+        Collective: call it on every rank, between steps. Other ranks get only the options.
 
         Raises:
             OptimizerUseError: gradients are being reduced; ``step()`` must come first.
@@ -257,13 +257,13 @@ class HostMethods(OptimizerMethods):
         return own() if self._works_alone() or not self._shards else self._with_whole_state(own, to_all=True)
 
     def _gather_shards(self) -> None:
-        """Put the whole state together on every rank, before the ranks change. Collective."""
+        """Gather the whole state on every rank before a membership change. Collective."""
         if self._shards and not self._works_alone():
             self._whole_state()
             self._forget_shards()
 
     def _forget_shards(self) -> None:
-        """Let go of this rank's part of the state; parameters keep their values."""
+        """Drop this rank's part of the state; parameters keep their values."""
         self._shards = {}
         if self._inner is not None:
             self._inner.state.clear()
@@ -282,13 +282,13 @@ class HostMethods(OptimizerMethods):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a whole state, as the first rank's ``state_dict()`` or a plain optimizer's; the same on every rank.
+        """Load a whole state from the first rank's ``state_dict()`` or a plain optimizer's; the same on every rank.
 
-        Each rank keeps its share of it from the next step on. Where one rank loads alone, call
+        Each rank keeps only its share from the next step on. If one rank loads alone, call
         ``broadcast_optimizer_state`` afterwards.
 
         Raises:
-            RequestError: this is what ``state_dict()`` gave to another rank than the first.
+            RequestError: ``state_dict`` comes from a rank other than the first.
         """
         if _ELSEWHERE in state_dict:
             raise wrong_argument(
@@ -310,12 +310,12 @@ class HostMethods(OptimizerMethods):
         }
 
     def _whole_state(self) -> None:
-        """Put all state together on every rank, as if it had been loaded."""
+        """Gather the whole state into ``self.state`` on every rank, as if it had been loaded."""
         whole = gather(self._sharded(), self._pieces(), self.process_set, to_all=True)
         self.state.update(whole or {})
 
     def _share_before_broadcast(self, root_rank: int, process_set: ProcessSet) -> bool:
-        """Prepare for ``broadcast_optimizer_state``; return whether there is state, which is in shards already."""
+        """Prepare for ``broadcast_optimizer_state``; return whether the state exists and is already in shards."""
         has_whole = bool(self.state)
         in_shards: bool = broadcast_object(not has_whole and bool(self._inner.state), root_rank, None, process_set)
         if in_shards and has_whole:

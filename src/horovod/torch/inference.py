@@ -1,7 +1,7 @@
-"""Tensors of inference mode, made usable on any thread.
+"""Conversion of inference-mode tensors for use on any thread.
 
-The mode belongs to a thread. A tensor that was made in it cannot be written outside of it, but the engine works on
-several threads, and keeps its tensors for the next call.
+Inference mode is a property of a thread. A tensor made in it cannot be written outside it, but the engine runs on
+several threads and reuses its tensors in the next call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["ordinary"]
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias without history, which may be written in any mode."""
+    """Return an alias without gradient history that can be written in any mode."""
     if not tensor.is_inference():
         return tensor.detach()
     with torch.inference_mode(False):

@@ -1,7 +1,7 @@
-"""Every operation on tensors under one roof; also the import path that Horovod's scripts use.
+"""All operations on tensors in one module; also the import path that Horovod's scripts use.
 
-Those that autograd may go through are in ``horovod.torch.ops``; the others are the collectives as they
-are, without a layer in between.
+The differentiable ones come from ``horovod.torch.ops``; the others are the plain collectives, without a layer
+in between.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 ]
 __all__ += common_names.__all__
 
-# Private in Horovod as well, and used outside of it all the same.
+# Private names in Horovod, too, but other libraries use them.
 _NULL = ""
 _basics = HorovodBasics()
 _handle_map = comm._open
@@ -96,7 +96,7 @@ zeros = comm.zeros
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
-    """Return the reduction that ``op`` and Horovod's older ``average`` ask for.
+    """Return the reduction that ``op`` or Horovod's older ``average`` selects.
 
     Args:
         op: Average, Sum, Adasum, Min, Max or Product.

@@ -1,7 +1,7 @@
 """The synchronous collectives of torch that autograd may differentiate through.
 
-Where nothing requires a gradient, which is the usual case, they are the plain ones: autograd costs
-more than a small allreduce.
+If no tensor requires a gradient, which is the usual case, they call the plain collectives: autograd
+costs more than a small allreduce.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def _wanted(tensors: Sequence[torch.Tensor]) -> bool:
-    # An argument that is no tensor is refused later, with a clear error.
+    # A later check refuses an argument that is no tensor, with a clear error.
     return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
@@ -77,7 +77,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Combine several tensors over all ranks in one operation; differentiable.
 
-    See ``allreduce`` for the arguments, the errors and when it blocks.
+    See ``allreduce`` for arguments, errors and blocking.
 
     Returns:
         New tensors, in the order of ``tensors``.
@@ -142,10 +142,10 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send a part of the tensor to every rank, and receive one from each; differentiable.
+    """Send a part of the tensor to every rank, and receive a part from each; differentiable.
 
     Returns:
-        The received rows, in rank order; with ``splits`` also how many rows each rank sent.
+        The received rows, in rank order; with ``splits`` also the number of rows that each rank sent.
     """
     if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         return comm.alltoall(tensor, splits, name, process_set)

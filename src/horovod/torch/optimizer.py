@@ -44,29 +44,29 @@ def DistributedOptimizer(
     step on each ``p.grad`` is a view of its bucket, which the next backward overwrites: clone a
     gradient that must be kept.
 
-    A parameter that has a gradient on some ranks only counts as zeros on the others; one that has none
-    anywhere keeps none. Gradients of several backward passes are summed, then combined over ranks.
+    If a parameter has a gradient only on some ranks, the other ranks contribute zeros; a parameter without one
+    on any rank keeps none. Gradients of several backward passes are summed, then combined over ranks.
 
     Args:
-        optimizer: any torch optimizer. The new one shares its state and its groups.
+        optimizer: any torch optimizer. The new optimizer shares its state and its groups.
         named_parameters: names for messages, the same on every rank; typically ``model.named_parameters()``.
-        compression: how gradients are sent, such as ``Compression.fp16``; see docs/extending.md for your own.
-        backward_passes_per_step: backward passes that are accumulated locally before a step.
+        compression: compressor of the gradients, such as ``Compression.fp16``; see docs/extending.md to write one.
+        backward_passes_per_step: number of backward passes that are accumulated locally before a step.
         op: Average, Sum, Min, Max, Product, or Adasum.
-        gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
-        num_groups: deprecated; ``groups`` instead.
-        groups: lists of parameters whose gradients travel together, or a number of groups. By default
-            they travel in buckets of HOROVOD_BUCKET_BYTES.
-        sparse_as_dense: send sparse gradients as dense ones.
+        gradient_predivide_factor: divisor before the sum; the sum is divided by size / factor afterwards.
+        num_groups: deprecated; use ``groups``.
+        groups: lists of parameters whose gradients share a bucket, or a number of groups. By default
+            gradients are reduced in buckets of HOROVOD_BUCKET_BYTES.
+        sparse_as_dense: whether to send sparse gradients as dense ones.
         process_set: ranks that take part; on other ranks the optimizer works alone.
-        host_optimizer: each rank steps its share of every bucket, in host memory, and sends the new weights to the
-            others, so that state such as Adam's exists once and not on every rank. See docs/host_optimizer.md.
+        host_optimizer: whether each rank steps only its share of every bucket, in host memory, and sends the new
+            weights to the others: optimizer state then exists once, not on every rank. See docs/host_optimizer.md.
 
     Returns:
-        An optimizer whose class has the name of, and derives from, that of ``optimizer``.
+        An optimizer; its class derives from the class of ``optimizer`` and has the same name.
 
     Raises:
-        RequestError: an argument does not fit; names are missing or doubled.
+        RequestError: an argument is invalid; names are missing or occur twice.
         NotInitializedError: ``init()`` was not called.
     """
     op = resolve_op(op, None)
@@ -90,7 +90,7 @@ def DistributedOptimizer(
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     together = check_groups(learning, groups, lambda entry: isinstance(entry, torch.Tensor))
     factor = float(gradient_predivide_factor)
-    # The size of an elastic job is known later.
+    # The size of an elastic job is not known yet.
     has_others = (process_set.size() or 1) > 1 or context.is_elastic()
     members: type = AdasumMethods if op is ReduceOp.ADASUM and has_others else OptimizerMethods
     settings = ReduceSettings(op, 1.0 / factor, factor, process_set, compression, sparse_as_dense)
@@ -101,11 +101,11 @@ def DistributedOptimizer(
     distributed: Any = object.__new__(
         type(cls.__name__, (members, cls), {"__doc__": cls.__doc__, "__module__": __name__})
     )
-    # The same state and groups, so that schedulers and checkpoints of the plain optimizer keep working. A scheduler
-    # may have put its own step on it.
+    # Share state and groups, so that schedulers and checkpoints of the plain optimizer keep working. A scheduler
+    # may have set its own ``step`` on the plain optimizer; do not copy that.
     distributed.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     if "step" in vars(optimizer):
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # else it says that this never steps
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # else the scheduler warns: no step
     distributed._set_up(settings, backward_passes_per_step, named, together)
     if isinstance(distributed, HostMethods):
         distributed._shard(cls)

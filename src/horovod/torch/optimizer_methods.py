@@ -1,4 +1,4 @@
-"""Methods of a distributed optimizer, in front of those of its own class; see ``DistributedOptimizer``."""
+"""Methods of a distributed optimizer, which override the wrapped class's methods; see ``DistributedOptimizer``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ gradients = TorchGradients()
 class OptimizerMethods:
     """See the module."""
 
-    # A copy of an optimizer (copy.deepcopy, pickle) has only these, and is a plain optimizer again.
+    # Defaults for a copy (copy.deepcopy, pickle): it is a plain optimizer again.
     _reducer: Reducer | None = None
     _settings: ReduceSettings | None = None
     _synchronized = False
@@ -57,16 +57,16 @@ class OptimizerMethods:
         )
 
     def _collective(self, settings: ReduceSettings) -> BucketCollective | None:
-        """Return how buckets travel; None for the usual way."""
+        """Return the operation that reduces buckets; None for the default."""
         return None
 
     def _trained(self) -> Iterator[tuple[str, torch.Tensor]]:
         return trained(self.param_groups, self._parameter_names)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is that of all ranks.
+        """Wait until every gradient is reduced over all ranks.
 
-        Called by ``step()``. Call it yourself to look at or change gradients (clipping, GradScaler's
+        ``step()`` calls it. Call it yourself to read or change gradients (clipping, GradScaler's
         ``unscale_``) before the step, and then step inside ``with optimizer.skip_synchronize():``.
 
         Raises:
@@ -77,7 +77,7 @@ class OptimizerMethods:
         Blocks until all ranks called it.
         """
         if self._reducer is not None:
-            # Parameters may have been added, or have begun to require a gradient, since the last step.
+            # Since the last step, parameters may have been added or may have begun to require a gradient.
             known = self._reducer.slots
             if any(p.requires_grad and id(p) not in known for group in self.param_groups for p in group["params"]):
                 self._reducer.enroll(self._trained())
@@ -86,9 +86,9 @@ class OptimizerMethods:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make ``step()`` inside the context use the gradients as they are, after ``synchronize()``.
+        """Return a context in which ``step()`` uses the present gradients; call ``synchronize()`` before it.
 
-        Without ``synchronize()`` since the last backward pass ``step()`` raises OptimizerUseError.
+        ``step()`` raises OptimizerUseError if ``synchronize()`` was not called after the last backward pass.
         """
         before, self._should_synchronize = self._should_synchronize, False
         try:
@@ -100,9 +100,9 @@ class OptimizerMethods:
         """Step with the gradients of all ranks.
 
         Args:
-            closure: computes the gradients anew, perhaps several times; each time they are synchronized.
-            args: for the optimizer's own class.
-            kwargs: for the optimizer's own class.
+            closure: computes the gradients again, possibly several times; they are synchronized each time.
+            args: positional arguments for the wrapped optimizer's ``step``.
+            kwargs: keyword arguments for the wrapped optimizer's ``step``.
 
         Returns:
             The value that the optimizer's own class returns.
@@ -117,7 +117,7 @@ class OptimizerMethods:
         if closure is not None:
             return self._own_step(self._synchronizing(closure), *args, **kwargs)
         if self._should_synchronize:
-            # Gradients of a later backward pass have nothing to do with what was synchronized.
+            # Gradients of a backward pass after synchronize() are not synchronized yet.
             if not (self._synchronized and self._is_fresh()):
                 self.synchronize()
             elif not self._means_synchronized:
@@ -136,7 +136,7 @@ class OptimizerMethods:
         self._synchronized = self._means_synchronized = False
         return self._own_step(*args, **kwargs)
 
-    # Tells torch not to wrap this one with step hooks: the optimizer's own step has them, and must run them once.
+    # Tell torch not to wrap this ``step`` with hooks: the wrapped optimizer's step already runs them.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _own_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,19 +170,19 @@ class OptimizerMethods:
         reducer = self._reducer
         if reducer is None or reducer.fresh or not context.is_initialized() or reducer.is_stale:
             return False
-        # Before the ranks have agreed on buckets nothing is in flight, and yet this step's gradients would be lost.
+        # Before the ranks agree on buckets, nothing is in flight, but this step's gradients would still be lost.
         return reducer.in_flight or any(slot.passes_left <= 0 for slot in reducer.slots.values())
 
-    # Whether what synchronized the gradients was not the user, who would have to say that the step is to use them.
+    # True if our own code synchronized the gradients: then step() need not warn about a missing skip_synchronize().
     _means_synchronized = False
 
     def _before_scaled_step(self) -> None:
-        """Refuse, where gradients cannot be unscaled."""
+        """Raise if this optimizer's gradients cannot be unscaled."""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        # GradScaler.step asks this before it looks at the gradients, and skips the step when they hold an
-        # infinity. All ranks must then look at the same gradients, or only some of them would skip.
+        # GradScaler.step reads this before it checks the gradients; it skips the step if they hold an infinity.
+        # All ranks must check the same gradients, or only some ranks would skip.
         self._before_scaled_step()
         if self._should_synchronize and not self._is_fresh():
             self.synchronize()
@@ -194,7 +194,7 @@ class OptimizerMethods:
         self.__dict__["_step_supports_amp_scaling"] = value
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Reset the gradients; the same arguments as the optimizer's own class, such as ``set_to_none``.
+        """Reset the gradients; takes the wrapped optimizer's arguments, such as ``set_to_none``.
 
         Raises:
             OptimizerUseError: gradients are being reduced; ``step()`` or ``synchronize()`` must come first.
@@ -206,18 +206,18 @@ class OptimizerMethods:
                 "Call it before loss.backward() or after optimizer.step(); to drop gradients, as in a step that is "
                 "skipped, call optimizer.synchronize() first, on all ranks.",
             )
-        # The synchronized gradients are gone.
+        # The synchronized gradients are reset.
         self._synchronized = False
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; their gradients are synchronized from now on. The same on every rank."""
+        """Add parameters and synchronize their gradients from now on. Call it equally on every rank."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._reducer is not None:
             self._reducer.enroll(self._trained())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's own state, and drop what was in flight."""
+        """Load the optimizer's own state, and drop operations in flight."""
         if self._reducer is not None:
             self._reducer.drain()
             self._reducer.rearm()
@@ -225,7 +225,7 @@ class OptimizerMethods:
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes are accumulated before gradients are reduced; between steps only."""
+        """Set the number of backward passes before gradients are reduced; call it only between steps."""
         check_passes(passes)
         self.backward_passes_per_step = passes
         if self._reducer is not None:
@@ -238,15 +238,15 @@ class OptimizerMethods:
         return find_duplicates(names)
 
     def _allreduce_grad_async(self, parameter: torch.Tensor) -> tuple[Any, Any]:
-        """Reduce one gradient by itself, and now: libraries know Horovod's optimizers by this, and some call it.
+        """Start to reduce one gradient alone; libraries identify Horovod's optimizers by this method, and some call it.
 
         Args:
-            parameter: with a gradient, which nothing else reduces meanwhile.
+            parameter: parameter with a gradient that no other operation is reducing.
 
         Returns:
-            A handle, for ``hvd.synchronize``, and what the compressor needs to restore what that returns.
+            A handle for ``hvd.synchronize``, and the compressor's context to decompress its result.
         """
-        assert self._settings is not None  # as in a copy, which is no distributed optimizer any more
+        assert self._settings is not None  # None only in a copy, which is no distributed optimizer
         (wire,), (context,) = compress(self._settings.compression, [parameter.grad])
         name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
         return begin_allreduce(comm, wire, self._settings, name), context

@@ -1,6 +1,6 @@
-"""An optimizer's state as plain data without its tensors' values, and an optimizer made to look like it.
+"""Describe an optimizer's state without tensor values, and apply a description to another optimizer.
 
-A description can be pickled and sent; the tensors follow on their own.
+A description can be pickled and sent; the tensors are sent separately.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 __all__ = ["StateDescription", "apply_state", "dense_stride", "describe_state", "tensors_of"]
 
-# Identity of a group, not an option.
+# These keys identify a group; they are no options.
 _NOT_OPTIONS = ("params", "param_names")
 
 
 def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of ``tensor`` where it fills its memory without gaps, else those of a contiguous one."""
+    """Return the strides of ``tensor`` if it fills its memory without gaps, else contiguous strides."""
     expected = 1
     for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
         if stride != expected:
@@ -29,7 +29,7 @@ def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Blank:
-    """Stands for a tensor whose values come later."""
+    """Placeholder for a tensor whose values are sent separately."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -50,7 +50,7 @@ class _Blank:
         )
 
     def make(self, near: torch.Tensor | None) -> torch.Tensor:
-        """Return a tensor of this shape, on the device of ``near`` when that is of the right type."""
+        """Return a tensor of this shape, on the device of ``near`` if its device type fits."""
         device = near.device if near is not None and near.device.type == self.device else torch.device(self.device)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
@@ -63,8 +63,8 @@ class StateDescription:
         kind: name of the optimizer's class.
         shapes: shape of every parameter, by group.
         options: options of every group.
-        states: state of every parameter that has one, by the parameter's number.
-        extras: state that an optimizer keeps under keys of its own.
+        states: state of every parameter that has one, by the parameter's index.
+        extras: state under keys that are no parameters.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class StateDescription:
     extras: dict[Any, Any]
 
     def misfit(self, optimizer: torch.optim.Optimizer) -> str:
-        """Return in what ``optimizer`` cannot take this state, or an empty text."""
+        """Return the difference that prevents ``optimizer`` from taking this state, or an empty string."""
         if type(optimizer).__name__ != self.kind:
             return f"{type(optimizer).__name__}, not {self.kind}"
         own = _shapes(optimizer)
@@ -90,7 +90,7 @@ class StateDescription:
 
 
 def describe_state(optimizer: torch.optim.Optimizer) -> StateDescription:
-    """Return what ``optimizer`` holds, without the values of its tensors."""
+    """Return the state and options of ``optimizer``, without the values of its tensors."""
     states, extras = _split_state(optimizer)
     options = tuple(
         {key: _blanked(value) for key, value in group.items() if key not in _NOT_OPTIONS}
@@ -100,9 +100,9 @@ def describe_state(optimizer: torch.optim.Optimizer) -> StateDescription:
 
 
 def apply_state(optimizer: torch.optim.Optimizer, description: StateDescription) -> None:
-    """Make ``optimizer`` hold what the description says; new tensors hold no values yet.
+    """Set the state and options of ``optimizer`` to a description; new tensors are uninitialised.
 
-    Tensors that fit are kept, so that other references to them see the new values.
+    Existing tensors that fit are reused, so that other references to them see the new values.
     """
     states, extras = _split_state(optimizer)
     parameters = _parameters(optimizer)
@@ -121,7 +121,7 @@ def apply_state(optimizer: torch.optim.Optimizer, description: StateDescription)
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor that the optimizer holds, with a name that is the same on all ranks."""
+    """Yield every tensor of the optimizer, with a name that is the same on all ranks."""
     states, extras = _split_state(optimizer)
     yield from _walk("state", states)
     yield from _walk("extra", extras)
@@ -151,7 +151,7 @@ def _shapes(optimizer: torch.optim.Optimizer) -> tuple[tuple[tuple[int, ...], ..
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a tensor's values travel on their own; sparse ones are pickled."""
+    """Whether a value is a dense tensor, which is sent separately; sparse ones are pickled."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
@@ -166,7 +166,7 @@ def _blanked(value: Any) -> Any:
 
 
 def _filled(value: Any, mine: Any, near: torch.Tensor | None) -> Any:
-    """Undo ``_blanked``, with this rank's own tensors where they fit."""
+    """Undo ``_blanked``; reuse this rank's own tensors if they fit."""
     if isinstance(value, _Blank):
         return mine if value.fits(mine) else value.make(near)
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ Named = list[tuple[str, torch.Tensor]]
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise RequestError unless ``optimizer`` is one."""
+    """Raise RequestError unless ``optimizer`` is a torch optimizer."""
     if not hasattr(optimizer, "param_groups"):
         raise wrong_argument(
             "optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1). "
@@ -29,7 +29,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def trained(param_groups: list[dict[str, Any]], names: dict[torch.Tensor, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and parameter of all that wants a gradient, in the order of the groups; adds missing names."""
+    """Yield name and parameter of all that require a gradient, in group order; add missing names to ``names``."""
     for number, group in enumerate(param_groups):
         for index, parameter in enumerate(group["params"]):
             if parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""The one ``Collectives`` of torch in this process; every module of ``horovod.torch`` goes through it."""
+"""The only ``Collectives`` of torch in this process; every module of ``horovod.torch`` uses it."""
 
 from __future__ import annotations
 

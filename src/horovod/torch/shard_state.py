@@ -1,4 +1,4 @@
-"""An optimizer's state in shards, cut from a whole one and put together again, as torch's checkpoints have it."""
+"""Cut an optimizer's state into shards, and gather shards into a whole state in the format of torch checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cut(state: Mapping[str, Any], piece: WeightPiece) -> dict[str, Any]:
     """Return the part of a parameter's state that belongs to a piece of it.
 
     Raises:
-        RequestError: it holds a tensor that is neither a number nor of the parameter's shape.
+        RequestError: the state holds a tensor that is neither a number nor of the parameter's shape.
     """
     parameter = piece.slot.parameter
     found: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def cut(state: Mapping[str, Any], piece: WeightPiece) -> dict[str, Any]:
         if not isinstance(value, torch.Tensor):
             found[key] = copy.deepcopy(value)
         elif value.dim() == 0 and (parameter.dim() or key == "step"):
-            # A fused optimizer of a device has it there.
+            # A fused optimizer keeps ``step`` on its device.
             found[key] = value.detach().to("cpu", copy=True)
         elif value.shape == parameter.shape:
             flat = torch.empty_strided(parameter.shape, dense_stride(parameter), dtype=value.dtype, device="cpu")
@@ -52,19 +52,19 @@ def gather(
     process_set: ProcessSet,
     to_all: bool,
 ) -> dict[torch.Tensor, dict[str, Any]] | None:
-    """Put the state of parameters together, one after the other.
+    """Gather the whole state of parameters, one parameter after the other.
 
     Args:
-        parameters: those that are in shards, with their names, in an order that is the same on all ranks.
-        pieces: what this rank has of some of them, by their ids, and its state.
-        process_set: the ranks that share them.
-        to_all: whether every rank gets it, or the set's first rank alone.
+        parameters: names and sharded parameters, in the same order on all ranks.
+        pieces: this rank's pieces and their states, by the id of the parameter.
+        process_set: the ranks that share the shards.
+        to_all: whether every rank gets the whole state, or only the set's first rank.
 
     Returns:
-        The whole state of every parameter that has any; None on a rank that gets nothing.
+        The whole state of every parameter that has state; None on a rank that gets nothing.
 
     Raises:
-        OptimizerUseError: a rank that had a part of it is not here any more.
+        OptimizerUseError: a rank that had a part of the state has left.
     """
     whole: dict[torch.Tensor, dict[str, Any]] = {}
     gets = to_all or process_set.rank() == 0

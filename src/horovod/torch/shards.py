@@ -1,7 +1,7 @@
-"""One rank's share of a bucket's weights, which it alone steps; all weights of a bucket lie in one buffer of the arena.
+"""One rank's share of a bucket's weights, which only that rank steps; all weights of a bucket share an arena buffer.
 
-The parameters of a CPU model are views of that buffer: what the other ranks send of theirs needs no further copy.
-Weights of a device are kept on the host as well, and copied there.
+The parameters of a CPU model are views of that buffer: weights received from other ranks need no further copy.
+Weights of a device are also kept on the host, and copied to the device.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class WeightPiece:
     """The part of one parameter that this rank steps.
 
     Attributes:
-        slot: whose.
-        start: the first of its elements, in the order in which the parameter lies in memory.
-        weights: them; part of the buffer.
+        slot: slot of the parameter.
+        start: index of the first element, in the parameter's memory order.
+        weights: the elements; a view of the buffer.
     """
 
     slot: GradSlot
@@ -41,11 +41,11 @@ class Shard:
     """This rank's share of a bucket.
 
     Args:
-        bucket: which.
-        process_set: the ranks that share it.
+        bucket: the bucket.
+        process_set: the ranks that share the bucket.
 
     Attributes:
-        pieces: what it has of each parameter, by the parameter's id; of many it has nothing.
+        pieces: this rank's part of each parameter, by the parameter's id; many parameters have none.
     """
 
     def __init__(self, bucket: Bucket, process_set: ProcessSet) -> None:
@@ -70,10 +70,10 @@ class Shard:
         self.settle()
 
     def settle(self) -> None:
-        """Make the parameters lie in the buffer, also those that somebody has given other memory since.
+        """Move the parameters into the buffer, also those whose memory was replaced since the last call.
 
         Raises:
-            OptimizerUseError: a parameter is of another dtype, shape or device now.
+            OptimizerUseError: the dtype, shape or device of a parameter has changed.
         """
         for slot, view in zip(self.bucket.slots, self._views, strict=True):
             data = slot.parameter.data
@@ -91,7 +91,7 @@ class Shard:
             self._weights.copy_(self._home)
 
     def receive(self) -> None:
-        """Give the pieces their gradients; those that no rank has a gradient for get none."""
+        """Set the gradients of the pieces; None if no rank has a gradient."""
         for piece in self.pieces.values():
             piece.weights.grad = None
         for part in self.bucket.shard_parts():
@@ -105,10 +105,10 @@ class Shard:
                 yield piece.weights.grad
 
     def by_group(self, numbers: dict[int, int]) -> dict[int, list[torch.Tensor]]:
-        """Return the pieces that have a gradient, by the number of the group that their parameter is in.
+        """Return the pieces that have a gradient, by the number of their parameter's group.
 
         Args:
-            numbers: the groups' numbers, by the parameter's id.
+            numbers: number of the group, by the parameter's id.
         """
         found: dict[int, list[torch.Tensor]] = {}
         for key, piece in self.pieces.items():
@@ -117,7 +117,7 @@ class Shard:
         return found
 
     def send(self) -> None:
-        """Begin to give this rank's weights to the others, and to get theirs."""
+        """Start the allgather of this rank's weights and the weights of the others."""
         for piece in self.pieces.values():
             piece.weights.grad = None
         name = f"{self.bucket.name}{WEIGHTS}"
@@ -135,9 +135,9 @@ class Shard:
         comm.synchronize(handle)
         if self._home is not self._weights:
             self._home.copy_(self._weights, non_blocking=True)
-        # A plain optimizer does the same: backward through values of the old weights is an error.
+        # As in a plain optimizer's step: a later backward through the old weights must raise an error.
         torch.autograd.graph.increment_version([slot.parameter for slot in self.bucket.slots])
 
     def abandon(self) -> None:
-        """Forget what is in flight."""
+        """Forget the operation in flight."""
         self._handle = None

@@ -1,4 +1,4 @@
-"""The sum or average of sparse tensors: the entries of all ranks are gathered, then added up on each rank."""
+"""Sum or average of sparse tensors: gather the entries of all ranks, then add them up on each rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDER = {
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Start the sum or average of sparse tensors. An average is rounded once, as that of dense tensors.
+    """Start the sum or average of sparse tensors. An average is rounded once, as for dense tensors.
 
     Collective over ``process_set``; calls are matched by ``name``.
 
@@ -37,7 +37,7 @@ def sparse_allreduce_async(
         A function that waits and returns the result, a COO tensor; a sum is not coalesced.
 
     Raises:
-        RequestError: the tensor is not sparse, or the op is another.
+        RequestError: ``tensor`` is no COO tensor, or ``op`` is neither Average nor Sum.
     """
     if tensor.layout is not torch.sparse_coo:
         raise wrong_argument(
@@ -46,7 +46,7 @@ def sparse_allreduce_async(
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise wrong_argument(f"sparse tensors can be combined by Average and Sum only. Received: {ReduceOp(op).name}")
     tensor = tensor.detach().coalesce()
-    # One row per entry, so that ranks' entries can be put behind each other.
+    # Use one row per entry, so that the ranks' entries can be concatenated.
     indices = tensor.indices().t().contiguous()
     values = tensor.values().contiguous()
     handles = [
@@ -65,7 +65,7 @@ def sparse_allreduce_async(
 
 
 def _average(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, members: int) -> torch.Tensor:
-    """Add entries of the same place in a wider dtype, and divide, so that the average of equal tensors is the same."""
+    """Add entries with equal indices in a wider dtype, then divide: the average of equal tensors is then exact."""
     wide = values.to(_WIDER.get(values.dtype, values.dtype))
     total = torch.sparse_coo_tensor(indices, wide, shape, check_invariants=False).coalesce()
     is_exact = not (values.is_floating_point() or values.is_complex())

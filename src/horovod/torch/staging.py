@@ -1,9 +1,9 @@
-"""CUDA tensors on their way: as they are, to what moves them on the device, or through host memory.
+"""Transfer of CUDA tensors: directly to a transport that works on the device, or through host memory.
 
-There they lie in pinned blocks of the arena, copied on a stream of their own.
-The copy to the host starts when the operation is submitted, so it overlaps with what the GPU does next; the
-engine waits for it when the entry is executed. The copy back is only ordered before what the caller's stream
-does after ``synchronize``: the host does not wait for it.
+In host memory they lie in pinned blocks of the arena, copied on a separate stream.
+The copy to the host starts when the operation is submitted, so it overlaps with the next work of the GPU; the
+engine waits for it when it executes the entry. The copy back is ordered before the work that the caller's
+stream gets after ``synchronize``, but the host does not wait for it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["CudaTensors", "StagedCudaTensors"]
 
 
 def _not_while_capturing() -> None:
-    """Refuse an operation while a CUDA graph is being recorded: ranks could not meet again when it is replayed.
+    """Refuse an operation during the capture of a CUDA graph: a replay could not negotiate with other ranks.
 
     Raises:
-        RuntimeError: one is.
+        RuntimeError: a CUDA graph is being captured.
     """
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -37,10 +37,10 @@ def _not_while_capturing() -> None:
 
 
 class CudaTensors:
-    """Hands the tensors of one operation over where they are.
+    """Passes the tensors of one operation on without leaving their device.
 
     Args:
-        buffers: contiguous, on one CUDA device.
+        buffers: contiguous tensors on one CUDA device.
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
@@ -50,7 +50,7 @@ class CudaTensors:
         self._results: Sequence[torch.Tensor] = ()
 
     def begin(self) -> None:
-        """Note that the caller has put all on its stream that writes the tensors."""
+        """Record that the caller's stream holds all work that writes the tensors."""
         self._written = torch.cuda.current_stream(self._device).record_event()
 
     def before(self) -> None:
@@ -62,7 +62,7 @@ class CudaTensors:
         self._results = outputs
 
     def collect(self) -> list[torch.Tensor]:
-        """Return the results; their memory is used again when the caller's stream is through with them."""
+        """Return the results; their memory is reused only after the caller's stream has finished with them."""
         stream = torch.cuda.current_stream(self._device)
         for result in self._results:
             result.record_stream(stream)
@@ -70,7 +70,7 @@ class CudaTensors:
 
 
 class _Block:
-    """One pinned block, used again and again; ``idle`` tells when its last copy is through."""
+    """One reusable pinned block; ``idle`` is the event after its last copy."""
 
     def __init__(self, transport: Transport, nbytes: int) -> None:
         self.memory = torch.frombuffer(transport.allocate(nbytes), dtype=torch.uint8)
@@ -79,7 +79,7 @@ class _Block:
 
 
 class _Pool:
-    """The blocks of one engine, by size, and one stream for each device."""
+    """Pinned blocks of one engine, by size in bytes, and one stream per device."""
 
     def __init__(self) -> None:
         self._generation = -1
@@ -132,11 +132,11 @@ _pool = _Pool()
 
 
 class StagedCudaTensors:
-    """Brings the tensors of one operation to the host, and the results back.
+    """Copies the tensors of one operation to the host, and the results back.
 
     Args:
-        tensors: on one CUDA device.
-        targets: where results go, or None for new tensors.
+        tensors: tensors on one CUDA device.
+        targets: tensors for the results, or None for new tensors.
 
     Attributes:
         hosts: host buffers with the tensors' shapes and dtypes, filled once ``before`` has returned.
@@ -183,12 +183,12 @@ class StagedCudaTensors:
             _pool.give(block, self._delivered)
 
     def collect(self) -> list[torch.Tensor]:
-        """Return the results; the caller's stream waits for them, the host does not."""
+        """Return the results; the caller's stream waits for them, but the host does not."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._delivered)
         if self._targets is not None:
             return list(self._targets)
         for result in self._results:
-            # Otherwise the other stream could reuse the memory while this stream still reads it.
+            # Otherwise the copy stream could reuse the memory while the caller's stream still reads it.
             result.record_stream(stream)
         return self._results

@@ -1,7 +1,7 @@
 """Batch normalization with the statistics of all ranks' batches.
 
-One collective in forward and one in backward per layer. A rank sends its count, mean and sum of squared
-deviations, not sums of squares, so that nothing cancels; float16 and bfloat16 are summed as float32.
+Each layer does one collective in forward and one in backward. A rank sends its count, mean and sum of squared
+deviations, not sums of squares, to avoid cancellation; float16 and bfloat16 are summed as float32.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization over the batches of all ranks, as if they were one.
 
-    Takes inputs of any batch size, also different ones and none at all, as long as all ranks together have
-    more than one value per channel; on CPU and GPU. In evaluation, and where there is one rank, it is
-    plain batch normalization. Gradients of weight and bias are this rank's part, as those of every other
-    parameter: DistributedOptimizer reduces them.
+    Inputs may have any batch size, different between ranks and even 0, on CPU and GPU; all ranks together need
+    more than one value per channel. In evaluation, and with one rank, it is plain batch normalization. Gradients
+    of weight and bias are this rank's part, like those of every other parameter: DistributedOptimizer reduces
+    them.
 
     Args:
-        num_features: channels, the second dimension of the input.
-        eps: is added to the variance.
+        num_features: number of channels, the second dimension of the input.
+        eps: constant added to the variance.
         momentum: weight of the newest batch in the running statistics; ``None`` averages all batches.
-        affine: whether there are weight and bias.
+        affine: whether the layer has weight and bias.
         track_running_stats: whether to keep running statistics for evaluation.
         process_set: ranks that take part.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SyncBatchNorm(_BatchNorm):
         """Normalize; collective over the process set while training.
 
         Raises:
-            ValueError: the input's dimensions do not fit; or all ranks together have one value per channel.
+            ValueError: the input's shape does not fit; or all ranks together have only one value per channel.
             PeerLostError: a rank died.
         """
         self._check_input_dim(input)
@@ -101,11 +101,11 @@ class SyncBatchNorm(_BatchNorm):
         """Replace every batch normalization layer in ``module`` by a synchronized one with the same parameters.
 
         Args:
-            module: is changed, unless it is such a layer itself.
+            module: module to change in place, unless it is a batch normalization layer itself.
             process_set: ranks that take part.
 
         Returns:
-            ``module``, or what replaces it.
+            ``module``, or the layer that replaces it.
         """
         converted = module
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
@@ -157,7 +157,7 @@ class _Normalize(torch.autograd.Function):
         grad_wide = grad.to(mean.dtype)
         normal = (input.to(mean.dtype) - _wide(mean, input)) * _wide(inverse, input)
         sums = torch.stack([grad_wide.sum(dims), (grad_wide * normal).sum(dims)])
-        # Each has memory of its own: views of one tensor count as changed when another of them is accumulated into.
+        # Clone: autograd counts views of one tensor as changed when a gradient is accumulated into one of them.
         grad_bias, grad_weight = sums[0].clone(), sums[1].clone()
         comm.allreduce_(sums, name="sync_batch_norm.sum_dy", op=ReduceOp.SUM, process_set=ctx.process_set)
         mean_grad, mean_dot = sums / ctx.count
@@ -185,7 +185,7 @@ def _global_moments(input: torch.Tensor, process_set: ProcessSet) -> tuple[torch
     dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
     channels = input.shape[1]
     count = input.numel() // channels if channels else 0
-    # Sent in float64, which counts exactly.
+    # Send float64, which represents counts exactly.
     row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=input.device)
     if count:
         variance, mean = torch.var_mean(input.to(dtype), _all_but_channels(input), correction=0)

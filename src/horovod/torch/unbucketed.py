@@ -1,4 +1,4 @@
-"""Gradients that travel in no bucket: sparse ones, and those that a user's own compressor packs."""
+"""Reduction of gradients outside buckets: sparse ones, and those that a user's stateless compressor packs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["start_unbucketed"]
 
 @torch.no_grad()
 def start_unbucketed(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
-    """Start the reduction of one gradient; the returned function waits and puts the result in place."""
+    """Start the reduction of one gradient; the returned function waits and stores the result."""
     start = _start_sparse if slot.sparse_dim and not settings.sparse_as_dense else _start_compressed
     return start(slot, settings, name)
 
@@ -52,7 +52,7 @@ def _start_compressed(slot: GradSlot, settings: ReduceSettings, name: str) -> Ca
     elif grad.layout is not torch.strided:
         grad = grad.to_dense()
     (wire,), contexts = compress(settings.compression, [grad.detach()])
-    # If this is the gradient itself, writes of the engine must not count as changes by the user.
+    # ``wire`` may be the gradient itself: writes of the engine must not count as changes by the user.
     handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
 
     def finish() -> None:

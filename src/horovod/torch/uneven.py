@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches."""
+"""Training with different numbers of batches on the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnevenInputs:
     """Result of ``uneven_inputs``.
 
     Attributes:
-        last_rank: the rank that had the most to do; -1 before the end of the block.
+        last_rank: the rank that finished last; -1 before the end of the block.
     """
 
     last_rank: int = -1
@@ -29,30 +29,30 @@ class UnevenInputs:
 def uneven_inputs(
     model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> Iterator[UnevenInputs]:
-    """Run a block that ranks go through a different number of times, such as an epoch.
+    """Return a context in which ranks may run different numbers of batches, such as an epoch.
 
-    Collective over all ranks. A rank that has come to the end stands by while the others go on: what they
-    call inside the block is done without it. An average is still divided by the number of all ranks, so that
-    a step counts as much as one in which all ranks take part.
+    Collective over all ranks. A rank that reaches the end waits while the others continue: their collectives inside
+    the block run without it. An average is still divided by the number of all ranks, so that every step has the
+    same weight.
 
-    A rank that stands by takes no steps. Given the model and the optimizer, all ranks leave the block with
-    those of the rank that worked longest.
+    A waiting rank takes no steps. If the model and the optimizer are given, all ranks leave the block with the
+    model and optimizer of the rank that finished last.
 
-    An exception inside the block leaves it at once, without waiting for the others; they learn that this
-    rank is gone when it ends. ``break`` and ``return`` are no exceptions.
+    An exception leaves the block immediately, without waiting for the others; they notice the lost rank when its
+    process ends. ``break`` and ``return`` are no exceptions.
 
     Args:
-        model: whose parameters and buffers to make the same at the end.
-        optimizer: whose state to make the same at the end.
+        model: module whose parameters and buffers are synchronized at the end.
+        optimizer: optimizer whose state is synchronized at the end.
 
     Yields:
-        A record of the block; ``last_rank`` is known after its end.
+        A record of the block; ``last_rank`` is set at its end.
 
     Raises:
         PeerLostError: a rank died.
         NotInitializedError: ``init()`` was not called.
 
-    Blocks at the end of the block until all ranks are there.
+    Blocks at the end of the block until all ranks have reached it.
     """
     comm.rank()
     told = UnevenInputs()

@@ -1,6 +1,6 @@
 """Code that depends on torch's internals: it keeps collectives out of the graphs of torch.compile.
 
-Without those internals torch finds the collectives by itself, with a warning for each.
+Without those internals torch still breaks its graphs at the collectives, but with a warning for each.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _RULES = "torch._dynamo.trace_rules"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Adds a rule to those by which torch looks inside functions, as soon as that module of torch is loaded."""
+    """Adds our rule to ``torch._dynamo.trace_rules`` as soon as torch loads that module."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        """Return nothing for any other module."""
+        """Return a spec that adds the rule; None for any other module."""
         if fullname != _RULES:
             return None
         sys.meta_path.remove(self)
@@ -43,10 +43,10 @@ _is_told = False
 
 
 def keep_out_of_graphs() -> None:
-    """Make torch.compile call horovod's functions as they are instead of looking inside them.
+    """Make torch.compile call horovod's functions instead of tracing into them.
 
-    It would find that out by itself, function by function, with a warning for each. While torch's compiler is not
-    loaded, which takes longer than all of horovod's start, this waits until it is.
+    Without this, torch breaks the graph at each function, with a warning. If torch's compiler is not loaded yet, the
+    rule is added when it is: loading it takes longer than horovod's whole start.
     """
     rules = sys.modules.get(_RULES)
     if rules is not None:
@@ -56,7 +56,7 @@ def keep_out_of_graphs() -> None:
 
 
 def _tell(rules: ModuleType) -> None:
-    # Not a public name: where a version of torch has it elsewhere, there are the warnings.
+    # ``add`` is no public name: a torch version without it only shows the warnings.
     global _is_told
     add = getattr(rules, "add", None)
     if add is not None and not _is_told:

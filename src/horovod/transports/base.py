@@ -15,17 +15,17 @@ __all__ = ["Entry", "Inline", "Transport", "Watch", "Work"]
 
 
 class Entry:
-    """A response of the log, with what a transport worked out for it once.
+    """A response of the log, with data that a transport derives from it once.
 
     Attributes:
         response: the response.
         name: its process set and its name; None if it has no name.
         me: this rank's index among ``response.members``, or -1.
         is_data: whether tensors are moved; else it is an error, or an answer.
-        most_bytes: no result is larger than that.
+        most_bytes: upper bound of the bytes of a result.
         is_large: whether a library may spread a tensor of it over several threads.
-        splits: rows that each member of an alltoall sends to each.
-        cache: the transport's own, kept as long as the entry.
+        splits: rows that each member of an alltoall sends to each member.
+        cache: data of the transport, kept as long as the entry.
     """
 
     __slots__ = ("cache", "is_data", "is_large", "me", "most_bytes", "name", "response", "splits")
@@ -75,7 +75,7 @@ class Transport(Protocol):
     ``run`` may block: when an entry is in the log, all its members are ready and execute it next.
 
     Attributes:
-        name: of the transport.
+        name: name of the transport.
         is_awaited: whether a thread of this rank waits for a result, so that its cores are free for computing it.
         fresh: the ``placement`` in a request of one tensor whose result the transport allocates; empty if the transport
             does not care which side allocates it.
@@ -86,34 +86,34 @@ class Transport(Protocol):
     fresh: tuple[int, ...]
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return whether ``run`` takes tensors of a device where they are; else they are brought to host memory.
+        """Return whether ``run`` takes tensors of a device where they are; else they are copied to host memory.
 
-        The same on all ranks. Results for these tensors are complete when ``run`` returns.
+        All ranks get the same answer. Results for these tensors are complete when ``run`` returns.
         """
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory that this transport moves with the fewest copies, zeroed; it is freed with its last user.
 
         Raises:
-            MemoryError: there is no more of it.
+            MemoryError: there is no more memory of this kind.
         """
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return what the other members need in order to reach the memory of tensors in place; nothing if they cannot.
+        """Return the data with which other members reach the memory of tensors; empty if they cannot reach it.
 
         Args:
-            addresses: of the first byte of each tensor of a request.
+            addresses: address of the first byte of each tensor of a request.
         """
 
     def fuse_class(self, request: Request) -> str:
-        """Return what all neighbours in the log that ``run`` may get as one batch have in common; nothing if none."""
+        """Return a class: ``run`` may get neighbours in the log of one class as one batch; empty if it may not."""
 
     def inline(self, kernels: str, request: Request, members: int) -> Inline | None:
-        """Return what ``offer`` needs for such requests; None if their data is never sent along with them.
+        """Return the state that ``offer`` needs for a request; None if its data is never sent along with it.
 
         Args:
             kernels: name of the kernels that understand the buffers.
-            request: as every submission of it.
+            request: the request, the same for every submission.
             members: number of ranks of the process set.
         """
 
@@ -121,8 +121,8 @@ class Transport(Protocol):
         """Send the data along with the request, if there is room; return a note for the other members, or ``NO_NOTE``.
 
         Args:
-            work: whose inputs these are.
-            inline: of this transport, for this request.
+            work: the submission with the inputs.
+            inline: the result of ``inline`` for this request.
         """
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
@@ -131,11 +131,11 @@ class Transport(Protocol):
         Args:
             sequence: its place in the log.
             batch: one entry and this rank's side of it, or several of one ``fuse_class``.
-            notes: what ``offer`` returned on each member; empty unless all of them sent their data along.
+            notes: the result of ``offer`` on each member; empty unless all members sent their data along.
 
         Returns:
-            0 when the outputs are there; else this rank has done its part, and the outputs are there as soon as
-            all members are ``settled`` at this value.
+            0 if the outputs are complete; else a fence: this rank has done its part, and the outputs are complete
+            as soon as all members are ``settled`` at this value.
 
         Raises:
             PeerLostError: a member died meanwhile.
@@ -143,29 +143,29 @@ class Transport(Protocol):
         """
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Whether all ``members`` have done their part of what ``run`` gave ``fence`` for."""
+        """Whether all ``members`` have done their part of the batch for which ``run`` returned ``fence``."""
 
     def skip(self, work: Work) -> None:
         """Forget a work that ended without being executed."""
 
     def rest(self) -> None:
-        """Give back memory that was not needed lately; called now and then by who runs the log."""
+        """Release memory that was not needed lately; called now and then by the thread that runs the log."""
 
     def close(self) -> None:
-        """Release what this process holds."""
+        """Release the resources of this process."""
 
 
 class Watch(Protocol):
-    """Says whether a rank still lives; a transport asks now and then while it waits for one in an operation."""
+    """Reports whether a rank still lives; a transport asks now and then while it waits for one in an operation."""
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether to ask at once."""
+        """Whether transports should call ``check`` at once."""
 
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when there is no point in waiting for ``rank`` any longer.
 
         Raises:
             PeerLostError: the rank is gone.
-            StallError: it did not go on within the timeout.
+            StallError: the rank did not go on within the timeout.
         """

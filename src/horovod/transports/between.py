@@ -33,17 +33,17 @@ def make_transport(
     """Return the transport of this rank.
 
     Args:
-        settings: say which engine, if the user wants a certain one.
-        launcher: who started the job, see ``World.launcher``.
+        settings: the settings, which may name an engine.
+        launcher: the launcher of the job, see ``World.launcher``.
         topology: which ranks share a host.
-        shm: of this rank's host, used for nothing before; closed by what is returned.
-        open_store: returns the table in which ranks say where they listen, if an engine needs one; closed by what is
-            returned.
+        shm: the unused transport of this rank's host; the returned transport closes it.
+        open_store: returns the table in which ranks publish their addresses; called if an engine needs it. The
+            returned transport closes the table.
         watch: asked about ranks, by their numbers in the job.
-        mailbox: data that travels with requests; None where none does.
+        mailbox: data that travels with requests; None if no data does.
 
     Raises:
-        InitError: what is needed is not there.
+        InitError: a requirement of an engine is missing.
     """
     there = installed()
     choice = choose(settings, launcher, len(topology.hosts) > 1, there)
@@ -88,8 +88,8 @@ def _over(
     made: Sequence[Groups], is_hierarchical: bool, topology: Topology, shm: ShmTransport, watch: Watch,
     mailbox: Mailbox | None,
 ) -> Transport:  # fmt: skip
-    """Return what moves data over the first engine, and that of devices over the last."""
-    # Most jobs need none of it, and it takes a while to load.
+    """Return the transport over the first engine; it moves data of devices over the last engine."""
+    # Import it only here: most jobs do not need it, and it takes a while to load.
     from horovod.transports.hierarchical.transport import HierarchicalTransport
 
     if not is_hierarchical:
@@ -97,7 +97,7 @@ def _over(
         transport.adopt(shm)
         return transport
     size = shm.control.size
-    # In a test, several hosts may be parts of one.
+    # In a test, several hosts may be parts of one machine.
     indices = {rank: rank for rank in range(size)} if size == topology.size else None
     return HierarchicalTransport(topology, made[0], watch, shm, indices, made[-1], mailbox)
 
@@ -123,10 +123,10 @@ def _groups(
 
 
 def _address(topology: Topology, store: Store, towards: Callable[[str], str], watch: Watch, limit_s: float) -> str:
-    """Return the address of this host at which the others reach it.
+    """Return the address at which other hosts reach this host.
 
-    Gloo wants one family of addresses on all ranks, while each has reached the store at the first that answered:
-    what the second host's first rank has found counts for all.
+    Gloo wants one address family on all ranks, but each rank has reached the store at the first address that answered.
+    So the address that the second host's first rank has reached decides for all.
 
     Args:
         topology: the hosts.
@@ -136,8 +136,8 @@ def _address(topology: Topology, store: Store, towards: Callable[[str], str], wa
         limit_s: how long to wait for it.
 
     Raises:
-        PeerLostError: it is lost.
-        TimeoutError: it has said nothing.
+        PeerLostError: that rank is lost.
+        TimeoutError: that rank has published nothing.
     """
     own = towards(store.endpoint)
     if len(topology.hosts) == 1 or not store.endpoint.startswith("tcp:"):
@@ -156,7 +156,7 @@ def _address(topology: Topology, store: Store, towards: Callable[[str], str], wa
 
 
 def _said_by(rank: int, store: Store, watch: Watch, limit_s: float) -> str:
-    """Return at which address a rank has reached the store."""
+    """Return the address at which a rank has reached the store."""
     found: list[bytes] = []
     deadline = time.monotonic() + limit_s
 

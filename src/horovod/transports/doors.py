@@ -1,7 +1,7 @@
-"""The listening socket of an engine that does not tell strangers from ranks: nobody gets in while no rank is expected.
+"""Guards the listening socket of an engine that does not tell strangers from ranks: closed while no rank is expected.
 
-Gloo keeps every connection that comes, whoever made it, and ends the process when it has no descriptor left. So the
-kernel drops what comes to its port, but while a group is being made. Connections that are there already stay.
+Gloo keeps every incoming connection, also from strangers, and ends the process when it has no descriptor left. So the
+kernel drops all packets to the listening socket, except while a group is being made. Existing connections stay.
 Source: socket(7), SO_ATTACH_FILTER; Documentation/networking/filter.rst of Linux.
 """
 
@@ -19,16 +19,16 @@ from typing import TypeVar
 __all__ = ["Door", "listening"]
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-#: One instruction of the kernel's filters: take no byte of what has come.
+#: One instruction of the kernel's filters: accept no byte of a packet.
 _TAKE_NOTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)
 _T = TypeVar("_T")
 
 
 class Door:
-    """The way in at a listening socket, closed at first.
+    """The entrance of a listening socket, closed at first.
 
     Args:
-        inode: of the socket, as ``listening`` names it; empty for none, which cannot be closed.
+        inode: inode of the socket, as in ``listening``; empty if it is not known: then the door stays open.
     """
 
     def __init__(self, inode: str = "") -> None:
@@ -39,16 +39,16 @@ class Door:
 
     @classmethod
     def of(cls, make: Callable[[], _T]) -> tuple[_T, Door]:
-        """Return what ``make`` returns, and the door of the socket on which that listens."""
+        """Return the result of ``make``, and the door of its listening socket."""
         before = listening()
         made = make()
         new = [inode for inode in listening() if inode not in before]
-        # Another thread may have made one at the same moment; then nobody can tell which is which.
+        # Another thread may have opened a socket at the same moment; then the right one is not known.
         return made, cls(new[0] if len(new) == 1 else "")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Let who comes in meanwhile."""
+        """Accept connections while the block runs."""
         self._expect(1)
         try:
             yield
@@ -56,7 +56,7 @@ class Door:
             self._expect(-1)
 
     def hang_up(self) -> None:
-        """End the connections that have come in, for both ends, also while something waits for their data."""
+        """End the accepted connections, for both ends, also while a thread waits for their data."""
         fd = listening().get(self._inode, -1) if self._inode else -1
         if fd < 0:
             return
@@ -85,7 +85,7 @@ class Door:
             return
         code = ctypes.create_string_buffer(_TAKE_NOTHING, len(_TAKE_NOTHING))
         program = struct.pack("@HL", 1, ctypes.addressof(code))
-        # A sandbox may know no filters: then the door stays open.
+        # A sandbox may not support filters: then the door stays open.
         with contextlib.suppress(OSError), _borrowed(fd) as sock:
             sock.setsockopt(socket.SOL_SOCKET, order, program)
 
@@ -98,7 +98,7 @@ def listening() -> dict[str, int]:
 
 
 def _sockets() -> Iterator[tuple[str, socket.socket]]:
-    """Return the inodes and sockets of this process, each socket for the moment."""
+    """Return the inodes and sockets of this process; each socket is valid until the next one."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
         with contextlib.suppress(OSError):
             inode = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - no file

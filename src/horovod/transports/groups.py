@@ -1,7 +1,7 @@
 """The engine between hosts, as protocols: groups of ranks that exchange bytes.
 
-An engine only moves bytes; what they mean, and every reduction, is the business of ``hierarchical``. So each of them
-serves every dtype and every reduction, and all ranks get the same bits.
+An engine only moves bytes; ``hierarchical`` interprets and reduces them. So each engine serves every dtype and every
+reduction, and all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["Bytes", "Group", "Groups", "Pending", "Store", "failed", "wait_until
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: How often to ask whether there is still a point in waiting; and how often to look whether to ask at once.
+#: Seconds between two checks of the awaited ranks; and between two looks for an alarm that requires a check at once.
 SLICE_S, _LOOK_S = 0.1, 0.02
-#: How long a rank whose connection broke may take to be known as lost.
+#: Seconds that may pass until a rank whose connection broke is known as lost.
 _GRACE_S = 3.0
 
 
@@ -29,13 +29,13 @@ class Store(Protocol):
     """A table that all ranks read and write.
 
     Attributes:
-        endpoint: where it was reached.
+        endpoint: the address at which it was reached.
     """
 
     endpoint: str
 
     def set(self, key: str, value: bytes) -> None:
-        """Let ``key`` have ``value``, for all ranks."""
+        """Set ``key`` to ``value``, for all ranks."""
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """Return the value of ``key``, as soon as some rank has set it."""
@@ -64,13 +64,13 @@ class Pending(Protocol):
 
         Raises:
             PeerLostError: a rank of the group died meanwhile.
-            StallError: one did not go on within the timeout.
+            StallError: a rank did not go on within the timeout.
             HorovodInternalError: the engine failed.
         """
 
 
 class Group(Protocol):
-    """Some ranks, which all call the same operations in the same order. Memory stays the group's until it is over.
+    """Ranks that all call the same operations in the same order. Memory of an operation is in use until it is over.
 
     Attributes:
         ranks: global ranks, in their order in the group.
@@ -96,25 +96,25 @@ class Groups(Protocol):
     """An engine between hosts.
 
     Attributes:
-        name: of the engine.
+        name: name of the engine.
     """
 
     name: str
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Return the group of some ranks; when asked for first, all of them ask for it at the same point of the log."""
+        """Return the group of some ranks; all of them first ask for it at the same point of the log."""
 
     def close(self) -> None:
         """End all groups."""
 
 
 def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Watch) -> None:
-    """Block until something is over.
+    """Block until an operation is over.
 
     Args:
-        is_over: takes for how many seconds to wait for it, and returns whether it is.
-        ranks: those that it depends on; this rank is not one of them.
-        watch: asked about them meanwhile.
+        is_over: waits for the operation for the given seconds at most; returns whether it is over.
+        ranks: the other ranks on which the operation depends.
+        watch: asked about these ranks meanwhile.
     """
     started = checked = time.monotonic()
     while not is_over(_LOOK_S):
@@ -126,16 +126,16 @@ def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Wa
 
 
 def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> HorovodInternalError:
-    """Return what to raise because an engine failed, unless that was because a rank is lost, which takes a moment.
+    """Return the error to raise after an engine's failure; first check for some seconds whether a rank is lost.
 
     Args:
-        error: of the engine.
-        name: of the engine.
+        error: the error of the engine.
+        name: name of the engine.
         ranks: the other ranks of the group.
-        watch: asked about them.
+        watch: asked about these ranks.
 
     Raises:
-        PeerLostError: one of them is gone.
+        PeerLostError: one of these ranks is lost.
     """
     started = time.monotonic()
     while time.monotonic() - started < _GRACE_S:

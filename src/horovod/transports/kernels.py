@@ -6,8 +6,8 @@ transports never ask which one they hold.
 
 Reductions accumulate 16-bit floats in float32 and round once at the end: exact for two ranks, and for
 more ranks closer than any order of 16-bit additions. Averages by a divisor that is no power of two add and divide in
-the next wider type and round once, so that equal tensors average to themselves; a sum in the tensor's own type has lost
-the bit that matters, however it is divided. Averages of integers do not overflow.
+the next wider type and round once, so that equal tensors average to themselves; a sum in the tensor's own type has
+already lost the necessary bit. Averages of integers do not overflow.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Copier = Callable[[Buffer, Buffer], object]
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
 Maker = Callable[[Sequence[Buffer]], Buffer]
 
-#: Elements of which a few arrays fit into a core's own cache.
+#: Elements of a block; a few arrays of this size fit into a core's own cache.
 BLOCK = 32 << 10
 _SCALED_ON_ENTRY = frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"})
-#: Further down, small values would lose bits that their sum would have kept.
+#: With a smaller factor, small values would lose bits that their sum would have kept.
 _LEAST_FACTOR = 2.0**-16
 
 
 def scale_on_entry(dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> float:
-    """Return by what each rank may multiply its own data, to leave a plain sum; 1 if that would round otherwise.
+    """Return the factor for each rank's own data that leaves a plain sum; 1 if it would change the rounding.
 
-    A power of two commutes with every rounding, so the scaling can be had with the copy that is made anyway. Only at
-    the ends of the range is there a difference: no overflow of the sum, but subnormal numbers lose a bit earlier.
+    A power of two commutes with every rounding, so the copy that is made anyway can scale, too. Results differ only at
+    the ends of the range: the sum does not overflow, but subnormal numbers lose a bit earlier.
     """
     if dtype not in _SCALED_ON_ENTRY or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         return 1.0
@@ -70,7 +70,7 @@ def pair_by_pair(pair: Any, copy: Copier) -> Reducer:
 
 
 def followed_by(reducer: Reducer, factor: float, times: Any) -> Reducer:
-    """Return a reducer whose result is multiplied by ``times``, which is ``factor`` as the library wants it."""
+    """Return a reducer whose result is multiplied by ``times``, which is ``factor`` in the library's form."""
     if factor == 1.0:
         return reducer
 
@@ -82,7 +82,7 @@ def followed_by(reducer: Reducer, factor: float, times: Any) -> Reducer:
 
 
 def in_blocks(reducer: Reducer, block: int = BLOCK) -> Reducer:
-    """Return a reducer that makes arrays on its way, so that they stay in a core's own cache."""
+    """Return a reducer that works in blocks, so that its temporary arrays stay in a core's own cache."""
 
     def reduce(dst: Buffer, srcs: Sequence[Buffer]) -> None:
         count = math.prod(dst.shape)
@@ -101,7 +101,7 @@ class Kernels(Protocol):
     """The functions that a transport needs from an array library.
 
     Attributes:
-        name: of the library.
+        name: name of the library.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Kernels(Protocol):
         """Return how many threads the calling thread's operations on large arrays use."""
 
     def set_threads(self, count: int) -> None:
-        """Choose that, for the calling thread alone."""
+        """Set that number, for the calling thread alone."""
 
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
@@ -136,7 +136,7 @@ class Kernels(Protocol):
     def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
         """Return ``fn(srcs)``, which makes the result of ``reducer`` for at least two ``srcs``.
 
-        None where that is no cheaper than to write to an empty one.
+        None if that is not cheaper than writing to an empty array.
         """
 
     def gram(self, srcs: Sequence[Buffer]) -> list[list[float]]:

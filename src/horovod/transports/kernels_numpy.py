@@ -1,7 +1,7 @@
-"""The kernels of numpy; bfloat16 is ml_dtypes', which TensorFlow and JAX bring along.
+"""The kernels of numpy; bfloat16 comes from ml_dtypes, which TensorFlow and JAX install.
 
-Numpy and ml_dtypes compute with 16-bit floats one by one, and are three to ten times faster where whole blocks are
-made float32 first. So that is done, in blocks which stay in a core's own cache.
+Numpy and ml_dtypes compute with 16-bit floats one by one. They are three to ten times faster after whole blocks are
+converted to float32. So these kernels convert blocks that stay in a core's own cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["NumpyKernels", "numpy_dtype"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HALF = ("float16", "bfloat16")
-#: In which averages are added and divided.
+#: The dtypes in which averages are added and divided.
 _WIDER: dict[str, Any] = {
     "float32": np.float64,
     "float64": np.longdouble,
@@ -54,10 +54,10 @@ _BOOL_PAIR: dict[ReduceOp, Any] = {
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a canonical name; loads ml_dtypes if that is the one that has it.
+    """Return the dtype of a canonical name; load ml_dtypes for bfloat16.
 
     Raises:
-        TypeError: there is none.
+        TypeError: there is no dtype of this name.
     """
     try:
         return np.dtype(name)
@@ -72,7 +72,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-#: An overflow is a result. As a warning, which a program may have turned into an error, it would end the job.
+#: An overflow is a result. Its warning, if the program turns warnings into errors, would end the job.
 _silent = np.errstate(all="ignore")
 
 
@@ -82,7 +82,7 @@ class NumpyKernels:
     name = "numpy"
 
     def threads(self) -> int:
-        """Return 1: element by element, numpy stays in the calling thread."""
+        """Return 1: elementwise operations of numpy stay in the calling thread."""
         return 1
 
     def set_threads(self, count: int) -> None:
@@ -163,7 +163,7 @@ class NumpyKernels:
 
 
 def _pair(dtype: str, op: ReduceOp) -> Any:
-    """Return how two arrays are combined, called as ``fn(first, second, out=...)``."""
+    """Return the function that combines two arrays, called as ``fn(first, second, out=...)``."""
     narrow = _PAIR[op]
     if dtype not in _HALF:
         return narrow
@@ -180,7 +180,7 @@ def _pair(dtype: str, op: ReduceOp) -> Any:
 def _rounding_sum(dtype: str, prescale: float, postscale: float, divide: int) -> Reducer:
     divide, factor = divisor_and_factor(postscale, divide)
     if dtype in _HALF:
-        # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
+        # Float32 has room for the sum, so one factor at the end replaces both, and rounds less.
         return in_blocks(_wide_sum(np.float32, prescale * factor, divide))
     if divide == 1:
         return _prescaled(followed_by(_plain(np.add), factor, factor), prescale)
@@ -219,7 +219,7 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
 
 
 def _integer_average(kind: np.dtype[Any], divisor: int) -> Reducer:
-    # A divisor may be beyond what eight bits hold.
+    # A divisor may not fit into eight bits.
     wide = np.promote_types(kind, np.int32) if kind.itemsize < 4 else kind
     by = wide.type(divisor)
 

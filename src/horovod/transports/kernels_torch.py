@@ -1,4 +1,4 @@
-"""The kernels of PyTorch, on host memory; they name it, since a script may have set another default device."""
+"""The kernels of PyTorch, on host memory; they name the CPU, since a script may have set another default device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DTYPES: dict[str, torch.dtype] = {
     "complex128": torch.complex128,
 }
 _HALF = (torch.float16, torch.bfloat16)
-#: In which averages are added and divided; for others numpy has a wider dtype.
+#: The dtypes in which averages are added and divided; for other dtypes numpy has a wider one.
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 #: How many factors and divisors are kept as tensors.
 _MOST_CONSTANTS = 64
@@ -66,9 +66,9 @@ _BOOL_PAIR: dict[ReduceOp, Any] = {
 
 
 def _openmp() -> Callable[[int], None] | None:
-    """Return OpenMP's own setter, of the library that torch uses; None where torch has been built without.
+    """Return the thread count setter of the OpenMP library that torch uses; None if torch is built without OpenMP.
 
-    ``torch.set_num_threads`` would also decide for threads that start later.
+    ``torch.set_num_threads`` would also affect threads that start later.
     """
     try:
         setter = ctypes.PyDLL(torch._C.__file__).omp_set_num_threads
@@ -91,7 +91,7 @@ class TorchKernels:
         return torch.get_num_threads() if self._set_threads is not None else 1
 
     def set_threads(self, count: int) -> None:
-        """Choose that, for the calling thread alone."""
+        """Set that number, for the calling thread alone."""
         if self._set_threads is not None:
             self._set_threads(count)
 
@@ -146,7 +146,7 @@ class TorchKernels:
         if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
             divide, factor = divisor_and_factor(postscale, divisor if op is ReduceOp.AVERAGE else 1)
             if kind in _HALF:
-                # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
+                # Float32 has room for the sum, so one factor at the end replaces both, and rounds less.
                 return _half_sum(kind, prescale * factor, divide)
             if divide == 1:
                 return _prescaled(_float_sum(kind, factor), prescale)
@@ -186,11 +186,11 @@ class TorchKernels:
 
 
 def _constant(value: float, kind: torch.dtype) -> Any:
-    """Return what to multiply with, or to divide by: a number that ``kind`` has exactly.
+    """Return a factor or divisor that ``kind`` represents exactly, as a tensor or as a number.
 
-    The first ones are tensors: to wrap a Python number, or to convert another dtype, costs more than the arithmetic on
-    a small tensor. Where factors never repeat there would be more and more of those, each of which keeps the C library
-    from using the memory of large tensors around it again.
+    The first ones are tensors: wrapping a Python number, or converting another dtype, costs more than the arithmetic on
+    a small tensor. The later ones are numbers: if factors never repeat, more and more of these tensors would keep the C
+    library from reusing the memory of large tensors around them.
     """
     constant = _constants.get((value, kind))
     if constant is None:
@@ -215,7 +215,7 @@ def _new(pair: Any, factor: float, times: Any) -> Maker:
     def make(srcs: Sequence[torch.Tensor]) -> torch.Tensor:
         first, second = srcs[0], srcs[1]
         if type(first) is kind is type(second) and not _is_inferring():
-            # A tensor that is made empty first takes twice as long.
+            # Making an empty tensor first would take twice as long.
             total: torch.Tensor = pair(first, second)
             if len(srcs) > 2:
                 for src in srcs[2:]:
@@ -245,7 +245,7 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         if not dst.dim():
-            # One without dimensions would become float64, unless the factor is a number.
+            # A tensor without dimensions would become float64, unless the factor is a number.
             dst, srcs = dst.view(1), [src.view(1) for src in srcs]
         reducer(dst, [src * times for src in srcs])
 
@@ -274,16 +274,16 @@ def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
 
 
 def _half_pair_mean() -> Reducer:
-    """Return the average of two float16, rounded once: torch interpolates in float32."""
+    """Return a reducer that averages two float16, rounded once: torch interpolates in float32."""
     wide, lerp = _wide_sum(torch.float32, 0.5, 1), torch.lerp
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         mean = lerp(srcs[0], srcs[1], 0.5)
         total = mean.sum()
-        if total == total:  # not NaN, and so no element is
+        if total == total:  # the total is not NaN, so no element is
             dst.copy_(mean)
         else:
-            # Between a finite number and infinity, torch finds NaN.
+            # Between a finite number and infinity, torch interpolates to NaN.
             wide(dst, srcs)
 
     return in_blocks(reduce)
@@ -306,7 +306,7 @@ def _wide_sum(wide: torch.dtype, factor: float, divide: int) -> Reducer:
 
 
 def _integer_average(kind: torch.dtype, divisor: int) -> Reducer:
-    # A divisor may be beyond what eight bits hold.
+    # A divisor may not fit into eight bits.
     wide = torch.int32 if kind.itemsize < 4 else kind
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Which array library's kernels to use: one that is loaded already."""
+"""Provides the kernels of an array library that is loaded already."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _KERNELS: dict[str, Kernels] = {}
 
 
 def kernels_named(name: str) -> Kernels:
-    """Return the kernels called ``numpy`` or ``torch``; loads nothing that is not there already.
+    """Return the kernels called ``numpy`` or ``torch``; never load torch for them.
 
     Raises:
-        LookupError: there are none of this name, or its library is not loaded.
+        LookupError: no kernels have this name, or their library is not loaded.
     """
     kernels = _KERNELS.get(name)
     if kernels is None:
@@ -30,6 +30,6 @@ def kernels_named(name: str) -> Kernels:
 
             kernels = NumpyKernels()
         else:
-            raise LookupError(f"kernels must be 'numpy' or 'torch'. Received: {name!r}; which adapter asks for them?")
+            raise LookupError(f"kernels must be 'numpy' or 'torch'; received {name!r}; correct the adapter's kernels")
         _KERNELS[name] = kernels
     return kernels

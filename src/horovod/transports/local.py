@@ -32,14 +32,14 @@ def run_alone(entry: Entry, work: Work) -> None:
 
 
 class LocalTransport:
-    """See ``Transport``; the reference."""
+    """See ``Transport``; the reference implementation."""
 
     name = "local"
     is_awaited = False
     fresh: tuple[int, ...] = ()
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return True: it only has to be copied."""
+        """Return whether the device is a GPU: its tensors only have to be copied."""
         return device.partition(":")[0] == "cuda"
 
     def allocate(self, nbytes: int) -> bytearray:
@@ -47,18 +47,18 @@ class LocalTransport:
         return bytearray(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return nothing: there is nobody to reach it."""
+        """Return nothing: there is no other rank."""
         return ()
 
     def fuse_class(self, request: Request) -> str:
-        """Return nothing: there is nothing to gain."""
+        """Return nothing: fusion gains nothing here."""
         return ""
 
     def inline(self, kernels: str, request: Request, members: int) -> None:
-        """Return None: there is nobody to read it."""
+        """Return None: no other rank reads the data."""
 
     def offer(self, work: Work, inline: None) -> int:
-        """Return ``NO_NOTE``, as ``inline`` said."""
+        """Return ``NO_NOTE``: no data is sent along."""
         return NO_NOTE
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
@@ -72,7 +72,7 @@ class LocalTransport:
         return 0
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Return True: nobody else has a part in it."""
+        """Return True: no other rank takes part."""
         return True
 
     def skip(self, work: Work) -> None:

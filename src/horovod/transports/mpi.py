@@ -1,4 +1,4 @@
-"""MPI, through mpi4py: nonblocking operations on bytes, looked after until they are over."""
+"""MPI, through mpi4py: nonblocking operations on bytes, polled until they are over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod.transports.groups import SLICE_S, Bytes, Group, Pending, failed
 
 __all__ = ["MpiGroups"]
 
-#: How long to look without a pause, and how long a pause may become: MPI moves data while it is looked after.
+#: Seconds to poll without a pause, and seconds of each later pause: MPI moves data while it is polled.
 _LOOKS_S, _PAUSE_S = 0.0005, 0.0002
 
 
@@ -24,9 +24,9 @@ class _Operation:
     """See ``Pending``.
 
     Args:
-        request: of MPI.
-        group: whose operation it is.
-        kept: memory that is needed until it is over.
+        request: MPI's request.
+        group: the group of the operation.
+        kept: memory that is needed until the operation is over.
     """
 
     def __init__(self, request: Any, group: _MpiGroup, kept: object) -> None:
@@ -55,10 +55,10 @@ class _MpiGroup:
     """See ``Group``.
 
     Args:
-        communicator: MPI's.
+        communicator: MPI's communicator.
         ranks: global ranks.
         me: this rank's place among them.
-        error: what mpi4py raises.
+        error: the type of mpi4py's errors.
         byte: MPI's type of a byte.
         watch: asked while waiting.
     """
@@ -142,7 +142,7 @@ class MpiGroups:
                 "Start the job with mpirun or horovodrun --mpi, or choose Gloo with HOROVOD_CPU_OPERATIONS=GLOO"
             )
         self._rank, self._watch = rank, watch
-        # A script's own messages must not meet those of this package.
+        # Separate this package's messages from those of the script.
         self._world = world.Dup()
         self._world.Set_errhandler(MPI.ERRORS_RETURN)
         self._groups: dict[tuple[int, ...], _MpiGroup] = {}
@@ -161,6 +161,6 @@ class MpiGroups:
         return found
 
     def close(self) -> None:
-        """Use no group any more."""
-        # Freeing a communicator is collective, and some ranks may be gone: it ends with the process.
+        """Forget all groups."""
+        # Freeing a communicator is collective, and some ranks may be gone: so communicators end with the process.
         self._groups.clear()

@@ -1,7 +1,7 @@
 """NCCL, by its C interface: groups of ranks that move and reduce tensors where they are, each on its own GPU.
 
-Communicators never block. So whoever waits looks at the other ranks meanwhile, and ends a communicator whose kernel
-would wait for ever for a rank that is gone. Torch's groups of NCCL take the process down then.
+Communicators never block. So a waiting thread checks the other ranks meanwhile, and ends a communicator whose kernel
+would wait for ever for a lost rank. Torch's groups of NCCL would end the process in this case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["NcclGroups", "check_nccl"]
 
 _LIBRARY = "libnccl.so.2"
 _SUCCESS, _IN_PROGRESS = 0, 7
-#: The first version whose communicators need not block, as NCCL writes it.
+#: The first version whose communicators need not block, in NCCL's notation.
 _LEAST_VERSION = 21400
 _MAGIC = 0xCAFEBEEF
 _DTYPES = {
@@ -40,7 +40,7 @@ _DTYPES = {
     torch.bfloat16: 9,
 }
 _OPS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
-#: By how much each pause between looks at a device is longer than the one before, and the longest pause.
+#: Increase of the pause between two looks at a device, and the longest pause, in seconds.
 _PAUSE_S, _LONGEST_PAUSE_S = 10e-6, 200e-6
 _ONE_GPU = (
     "NCCL needs a GPU for each rank, and several ranks use the same one: call torch.cuda.set_device(hvd.local_rank()) "
@@ -67,10 +67,10 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Return NCCL as torch has loaded it, or what comes with torch.
+    """Return the NCCL library that torch has loaded, or the one that comes with torch.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no NCCL library.
     """
     places = [_LIBRARY]
     with contextlib.suppress(ImportError):
@@ -108,7 +108,7 @@ def _library() -> ctypes.CDLL:
 
 
 def check_nccl() -> None:
-    """Say so if NCCL cannot be had here.
+    """Raise an error if NCCL cannot be used here.
 
     Raises:
         InitError: there is no GPU, no NCCL, or it is too old.
@@ -129,7 +129,7 @@ class _NcclGroup:
     """See ``DeviceGroup``.
 
     Args:
-        communicator: NCCL's.
+        communicator: NCCL's communicator.
         ranks: global ranks.
         me: this rank's place among them.
         watch: asked while waiting.
@@ -198,7 +198,7 @@ class _NcclGroup:
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Hand what is called meanwhile to NCCL at once, and wait until it is on the stream."""
+        """Hand the calls of the block to NCCL at once, and wait until they are on the stream."""
         try:
             self._check(self._nccl.ncclGroupStart())
             try:
@@ -215,7 +215,7 @@ class _NcclGroup:
         self._check(getattr(self._nccl, name)(*arguments, self._communicator, stream))
 
     def _is_settled(self, slice_s: float) -> bool:
-        """Look for a moment whether NCCL has done what it was told."""
+        """Check for a moment whether NCCL has done its pending calls."""
         found = _look_for(lambda: self._state() != _IN_PROGRESS, slice_s)
         if found:
             self._check(self._state())
@@ -234,7 +234,7 @@ class _NcclGroup:
         raise _NcclError(f"{text}: {last}" if last else text)
 
     def _wait_until(self, is_over: Any) -> None:
-        """Block until something is over; end the communicator if it never will be."""
+        """Block until ``is_over`` returns true; end the communicator after an error."""
         try:
             wait_until(is_over, self._others, self._watch)
         except _NcclError as error:
@@ -244,14 +244,14 @@ class _NcclGroup:
             raise
 
     def _failed(self, error: _NcclError) -> HorovodInternalError:
-        """End the communicator, and return what to raise; see ``failed``."""
+        """End the communicator, and return the error to raise; see ``failed``."""
         self.abort()
         if "Duplicate GPU" in str(error):
             return HorovodInternalError(f"{_ONE_GPU} ({error})")
         return failed(error, "nccl", self._others, self._watch)
 
     def abort(self) -> None:
-        """End it, together with what is under way."""
+        """End the communicator and its pending operations."""
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             self._nccl.ncclCommAbort(communicator)
@@ -262,7 +262,7 @@ class _NcclError(Exception):
 
 
 def _look_for(is_there: Callable[[], bool], slice_s: float) -> bool:
-    """Look for a moment, less and less often, whether something is there."""
+    """Poll ``is_there`` for ``slice_s`` seconds at most, less and less often; return whether it was true."""
     deadline, pause_s = time.monotonic() + slice_s, 0.0
     while not is_there():
         if time.monotonic() > deadline:
@@ -277,7 +277,7 @@ class NcclGroups:
 
     Args:
         rank: this rank.
-        store: where ranks say how to find each other.
+        store: where ranks publish how to find each other.
         watch: asked while waiting.
     """
 
@@ -288,7 +288,7 @@ class NcclGroups:
         self._groups: dict[tuple[int, ...], _NcclGroup] = {}
 
     def group(self, ranks: Sequence[int], device: torch.device) -> _NcclGroup:
-        """Return the group of some ranks; connects them when they ask for it first."""
+        """Return the group of some ranks; connect them when they first ask for it."""
         key = tuple(ranks)
         found = self._groups.get(key)
         if found is None:

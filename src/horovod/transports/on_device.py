@@ -1,8 +1,8 @@
-"""Tensors of a GPU are moved and reduced where they are, by NCCL; everything else as without it.
+"""Moves and reduces tensors of a GPU where they are, with NCCL; another transport moves all others.
 
-The thread that executes an entry waits for the GPU, and asks about the other ranks meanwhile: a result is
-there when its operation is done, and a rank that is lost leaves nobody behind in a kernel that never ends. Dtypes
-that NCCL cannot reduce travel through host memory.
+The thread that executes an entry waits for the GPU, and checks the other ranks meanwhile. So a result is complete
+when its operation is done, and no rank stays in a kernel that waits for a lost rank for ever. Dtypes that NCCL cannot
+reduce travel through host memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ROUTINES", "DeviceGroup", "DeviceGroups", "DeviceTransport", "execut
 #: The dtypes that NCCL can sum; it can move all.
 _ARITHMETIC = frozenset({"bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 _HALF = (torch.float16, torch.bfloat16)
-#: Sum and product of truth values, which are bytes of 0 and 1, are these.
+#: For booleans, which are bytes of 0 and 1, sum and product are these reductions.
 _OF_TRUTH = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 _Batch = Sequence[tuple[Entry, Work]]
@@ -34,16 +34,16 @@ _streams: dict[torch.device, Any] = {}
 
 
 class DeviceGroup(Protocol):
-    """Some ranks, which all call the same operations in the same order; each puts them on the current stream."""
+    """Ranks that all call the same operations in the same order; operations run on the current stream."""
 
     def reduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
         """Combine tensors of one dtype over all ranks, in place."""
 
     def reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, op: ReduceOp) -> None:
-        """Combine a tensor over all ranks, of which each gets an equal part."""
+        """Combine a tensor over all ranks; each rank gets an equal part."""
 
     def gather(self, part: torch.Tensor, whole: torch.Tensor, counts: Sequence[int]) -> None:
-        """Concatenate all ranks' bytes, so many of each, on all of them."""
+        """Concatenate the bytes of all ranks, ``counts`` of each, on all ranks."""
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the bytes of the rank at place ``root`` to all others."""
@@ -54,12 +54,12 @@ class DeviceGroup(Protocol):
         """Send the i-th part of the bytes to the i-th rank, and receive its part for this one."""
 
     def wait(self) -> None:
-        """Block until what is on the current stream is done.
+        """Block until the work on the current stream is done.
 
         Raises:
             PeerLostError: a rank of the group died meanwhile.
-            StallError: one did not go on within the timeout.
-            HorovodInternalError: what moves the data failed.
+            StallError: a rank did not go on within the timeout.
+            HorovodInternalError: the transport failed.
         """
 
 
@@ -67,17 +67,17 @@ class DeviceGroups(Protocol):
     """Ranks whose devices exchange tensors.
 
     Attributes:
-        name: of it.
+        name: name of the engine.
     """
 
     name: str
 
     def group(self, ranks: Sequence[int], device: torch.device) -> DeviceGroup:
-        """Return the group of some ranks; when asked for first, all of them ask for it at the same point of the log.
+        """Return the group of some ranks; all of them first ask for it at the same point of the log.
 
         Args:
-            ranks: those that take part.
-            device: of this rank.
+            ranks: the ranks of the group.
+            device: the device of this rank.
         """
 
     def close(self) -> None:
@@ -88,9 +88,9 @@ class DeviceTransport:
     """See ``Transport``.
 
     Args:
-        inner: moves what is in host memory.
-        groups: move what is not.
-        device: kind of device whose tensors these are.
+        inner: moves tensors in host memory.
+        groups: move tensors of the device.
+        device: the kind of device.
     """
 
     def __init__(self, inner: Transport, groups: DeviceGroups, device: str = "cuda") -> None:
@@ -112,7 +112,7 @@ class DeviceTransport:
         """Return whether tensors are moved where they are; the same on all ranks.
 
         Raises:
-            RequestError: they are on another device than those before.
+            RequestError: they are on another device than earlier tensors.
         """
         if not self._moves(device, kind, op, dtypes):
             return False
@@ -143,7 +143,7 @@ class DeviceTransport:
         return self._inner.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
-        """Return what allreduces of one kind have in common: NCCL takes several at once."""
+        """Return one class for allreduces with equal arguments: NCCL takes several at once."""
         if not self._takes(request):
             return self._inner.fuse_class(request)
         dtypes = {spec.dtype for spec in request.tensors}
@@ -152,7 +152,7 @@ class DeviceTransport:
         return f"{self._device} {dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Any:
-        """Return what ``offer`` needs; None for what is on a device."""
+        """Return the state that ``offer`` needs; None for tensors on a device."""
         return self._inner.inline(kernels, request, members)
 
     def offer(self, work: Work, inline: Any) -> int:
@@ -174,11 +174,11 @@ class DeviceTransport:
         return self._inner.settled(members, fence)
 
     def skip(self, work: Work) -> None:
-        """Forget what was sent along."""
+        """Forget the data that was sent along."""
         self._inner.skip(work)
 
     def rest(self) -> None:
-        """Give back memory that was not needed lately."""
+        """Release memory that was not needed lately."""
         self._inner.rest()
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ def execute(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> N
     """Execute an entry whose tensors are on a device; blocks until the results are there.
 
     Args:
-        group: of the members; None for one rank alone.
+        group: the group of the members; None for one rank alone.
         batch: as in ``Transport.run``.
     """
     entry, work = batch[0]
@@ -205,7 +205,7 @@ def execute(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> N
 
 @contextlib.contextmanager
 def _on_stream(device: torch.device) -> Iterator[Any]:
-    """Use a stream that waits for nothing of the script's, and yield it; None for a device without."""
+    """Use a stream that does not wait for the script's work, and yield it; None for a device without streams."""
     if device.type != "cuda":
         yield None
         return
@@ -217,7 +217,7 @@ def _on_stream(device: torch.device) -> Iterator[Any]:
 
 
 def _allreduce(group: DeviceGroup | None, batch: _Batch) -> None:
-    """Reduce the tensors of all works, which have the same arguments: those of one dtype at once."""
+    """Reduce the tensors of all works, which have the same arguments; tensors of one dtype at once."""
     outputs: dict[torch.dtype, list[torch.Tensor]] = {}
     for entry, work in batch:
         for index, spec in enumerate(entry.response.requests[0].tensors):
@@ -252,13 +252,13 @@ def _reducescatter(group: DeviceGroup | None, batch: _Batch) -> None:
 def _reduce(
     group: DeviceGroup | None, response: Response, tensors: list[torch.Tensor], part: torch.Tensor | None = None
 ) -> None:
-    """Scale, reduce, and scale what comes out of it.
+    """Scale, reduce, and scale the result.
 
     Args:
-        group: of the members; None for one rank alone.
+        group: the group of the members; None for one rank alone.
         response: the entry.
-        tensors: to be reduced, of one dtype, none of them empty; they are written.
-        part: where this rank's equal part of the only tensor is to be; None to have the whole, in its place.
+        tensors: the tensors to reduce, of one dtype, none of them empty; they are overwritten.
+        part: receives this rank's equal part of the only tensor; None to reduce whole tensors in place.
     """
     request = response.requests[0]
     op, before, after, divisor = request.op, request.prescale, request.postscale, 1
@@ -270,7 +270,7 @@ def _reduce(
     if op is ReduceOp.AVERAGE:
         op, divisor = ReduceOp.SUM, response.divisor
     if op is ReduceOp.SUM and tensors[0].dtype in _HALF:
-        # The sum of what is scaled already stays within their range.
+        # Scale first, so that the sum stays within the range of 16-bit floats.
         before, after, divisor = before * after / divisor, 1.0, 1
     for tensor in tensors:
         _scale(tensor, before, 1)
@@ -289,7 +289,7 @@ def _reduce(
 def _average_integers(group: DeviceGroup | None, response: Response, whole: torch.Tensor, result: torch.Tensor) -> None:
     """Write the average of integers, or this rank's part of it, to ``result``, truncated toward zero.
 
-    Their sum may be out of range: quotients and remainders are added apart. Scaled ones are added as float64.
+    Their sum may be out of range, so quotients and remainders are added apart. Scaled integers are added as float64.
     """
     request, divisor = response.requests[0], response.divisor
     is_scaled = request.prescale != 1.0 or request.postscale != 1.0
@@ -319,12 +319,12 @@ def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
-    """Multiply and divide; what is no floating-point number is rounded towards zero, as everywhere."""
+    """Multiply and divide; integers are rounded towards zero, as everywhere."""
     if tensor.is_floating_point() or tensor.is_complex():
         if divisor & (divisor - 1) == 0:
             factor, divisor = factor / divisor, 1
         if divisor != 1:
-            # A GPU would multiply by the rounded reciprocal of a number.
+            # Divide by a tensor: for a number, a GPU would multiply by the rounded reciprocal.
             tensor.div_(torch.full((), divisor, dtype=tensor.dtype, device=tensor.device))
         if factor != 1.0:
             tensor.mul_(factor)
@@ -333,7 +333,7 @@ def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
 
 
 def _broadcast(group: DeviceGroup | None, batch: _Batch) -> None:
-    """Copy the root's tensors to everybody."""
+    """Copy the root's tensors to all members."""
     entry, work = batch[0]
     response = entry.response
     root = response.members.index(response.requests[0].root)
@@ -360,7 +360,7 @@ def _allgather(group: DeviceGroup | None, batch: _Batch) -> None:
 
 
 def _alltoall(group: DeviceGroup | None, batch: _Batch) -> None:
-    """Give each member its rows, and take theirs."""
+    """Send each member its rows, and receive this rank's rows."""
     entry, work = batch[0]
     spec = entry.response.requests[0].tensors[0]
     row = spec.shape[1:]
@@ -375,7 +375,7 @@ def _alltoall(group: DeviceGroup | None, batch: _Batch) -> None:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # A view of something empty as another dtype is refused.
+    # Torch refuses to view an empty tensor as another dtype.
     return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
 
 

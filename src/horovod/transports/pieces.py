@@ -1,4 +1,4 @@
-"""Tensors laid end to end, each on a cache line, and what of them lies in a stretch of the whole. Pure."""
+"""Lay tensors end to end, each on a cache line, and find the parts of them in a stretch of the whole. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 __all__ = ["LINE", "Piece", "aligned", "pieces_of"]
 
 LINE = 64
-"""Bytes of a cache line; every dtype fits into it without a rest."""
+"""Bytes of a cache line; a multiple of the size of every dtype."""
 
 
 class Piece(NamedTuple):
     """A part of one tensor.
 
     Attributes:
-        segment: which.
+        segment: index of the tensor.
         low: its first element.
-        high: the one behind its last.
-        position: byte at which it lies, in the stretch.
+        high: the element behind its last one.
+        position: its first byte in the stretch.
     """
 
     segment: int
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def aligned(nbytes: int) -> int:
-    """Return how much room a tensor takes."""
+    """Return the bytes that a tensor takes up, with its last cache line."""
     return -(-nbytes // LINE) * LINE
 
 

@@ -1,8 +1,8 @@
 """Memory of large results, used again and again.
 
-Fresh memory has to be cleared by the kernel, page by page, which takes as long as all the rest of an allgather. So
-results of operations that are not in place lie in blocks that come back with their tensors and are lent again. Where
-ranks share memory the blocks lie there, so that others can write their part of a result to its place.
+The kernel clears fresh memory page by page, which takes as long as all the rest of an allgather. So results of
+operations that are not in place lie in blocks that come back with their tensors and are lent again. If ranks share
+memory, the blocks lie in it, so that other ranks can write their part of a result to its place.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 __all__ = ["LEAST_BYTES", "Block", "Region", "ResultPool", "private_region"]
 
-#: The C library has memory for less at hand, as a rule.
+#: For smaller results, the C library usually has memory at hand.
 LEAST_BYTES = 512 << 10
-#: Steps between sizes of blocks, per power of two: what is lost is an eighth at most.
+#: Steps between sizes of blocks, per power of two: an eighth is wasted at most.
 _STEPS = 8
-#: A block may be lent for a result of this part of its size, when lengths vary.
+#: A block may be lent for a result of this part of its size or more, since lengths vary.
 _LEAST_USE = 0.6
 _MOST_FREE_BYTES = 512 << 20
 _IDLE_S = 5.0
@@ -34,9 +34,9 @@ class Region:
     """Memory of a block.
 
     Args:
-        memory: in which it lies.
+        memory: the mapping in which it lies.
         start: its first byte there.
-        place: where others reach it, or -1 if they do not.
+        place: where other ranks reach it, or -1 if they cannot.
     """
 
     __slots__ = ("memory", "place", "start")
@@ -57,7 +57,7 @@ class Region:
 
 
 def private_region(nbytes: int) -> Region | None:
-    """Return memory that nobody else has mapped; None if there is none."""
+    """Return memory that no other process has mapped; None if there is none."""
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
@@ -72,9 +72,9 @@ class Block:
 
     Attributes:
         region: the memory.
-        nbytes: how much.
-        view: makes what is lent of it; to make such a type takes longer than all the rest of lending.
-        freed_s: when it came back.
+        nbytes: its size.
+        view: the type of the lent buffer; making this type takes longer than all the rest of lending.
+        freed_s: when it came back, in seconds of the clock.
     """
 
     __slots__ = ("freed_s", "nbytes", "region", "view")
@@ -90,12 +90,12 @@ class ResultPool:
     """Lends memory; see the module.
 
     Args:
-        most_free_bytes: how much may wait to be lent again.
-        clock: seconds, for how long it has waited.
+        most_free_bytes: maximum bytes of the free blocks.
+        clock: returns seconds, to measure for how long blocks have been free.
         make: returns memory for a new block.
 
     Attributes:
-        place: where others reach what was lent last, or -1.
+        place: where other ranks reach the block that was lent last, or -1.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class ResultPool:
         self._most = min(most_free_bytes, mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") // 16)
         self._clock = clock
         self._make = make
-        # The block that came back last is the one whose pages are most likely in a cache.
+        # The pages of the block that came back last are most likely in a cache.
         self._free: list[Block] = []
         # Finalizers run anywhere, also while a block is taken: only an append is safe there.
         self._returned: collections.deque[weakref.ref[Any]] = collections.deque()
-        # A reference tells that its object is gone only as long as somebody keeps it.
+        # Keep the weak references: they report the end of their objects only while they exist.
         self._lent: dict[int, tuple[weakref.ref[Any], Block]] = {}
         self._lock = threading.RLock()
         self._owner = os.getpid()
@@ -138,41 +138,41 @@ class ResultPool:
             return None if region is None else self._lend(Block(region, size))
 
     def rest(self) -> None:
-        """Give back what nobody has asked for lately."""
+        """Release blocks that were not used lately."""
         if self._free or self._returned:
             with self._lock:
                 self._collect()
                 self._drop(self._clock() - _IDLE_S)
 
     def shrink(self) -> None:
-        """Give back all that is not lent."""
+        """Release all blocks that are not lent."""
         with self._lock:
             self._collect()
             self._drop()
 
     def close(self) -> None:
-        """Lend nothing any more; what is lent goes back to the system when its users are gone."""
+        """Lend nothing any more; lent blocks go back to the system when their users are gone."""
         self._make = lambda nbytes: None
         with self._lock:
             self.shrink()
             for told, block in self._lent.values():
                 if (view := told()) is not None:
-                    # From now on nobody looks now and then at what has come back.
+                    # From now on, no call collects the returned blocks.
                     weakref.finalize(view, block.region.release).atexit = False
             self._lent.clear()
 
     @property
     def free_bytes(self) -> int:
-        """How much waits to be lent again."""
+        """Bytes of the free blocks."""
         with self._lock:
             self._collect()
             return sum(block.nbytes for block in self._free)
 
     def _lend(self, block: Block) -> Any:
         region = block.region
-        # Not a memoryview: numpy would keep alive what is below it, not the view itself.
+        # Not a memoryview: numpy would keep its base alive, not the view itself.
         view = block.view.from_buffer(region.memory, region.start)
-        # In a function of ours an interrupt could come first: Python would drop it, and the block would be lost.
+        # Not a function of ours: an interrupt at its start would be dropped by Python, and the block lost.
         told = weakref.ref(view, self._returned.append)
         self._lent[id(told)] = told, block
         region.lend(block.nbytes)
@@ -201,7 +201,7 @@ class ResultPool:
                 return
 
     def _drop(self, before_s: float = float("inf")) -> None:
-        # One by one: what is released may be somebody's last user.
+        # One by one: a released block may be the last user of another object.
         kept = []
         while self._free:
             block = self._free.pop()

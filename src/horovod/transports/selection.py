@@ -1,4 +1,4 @@
-"""Which engine moves data between hosts. Pure: what is asked for, who started the job, and what is installed.
+"""Chooses the engine that moves data between hosts, from the settings, the launcher and the installed engines. Pure.
 
 An explicit setting decides; else MPI where mpirun started the ranks, else Gloo. Inside a host it is always shared
 memory, unless a job on one host asks for an engine by name.
@@ -16,7 +16,7 @@ __all__ = ["Choice", "choose", "installed", "wants_nccl"]
 
 #: Launchers whose ranks are processes of MPI.
 _MPI_LAUNCHERS = ("openmpi", "mvapich", "mpich", "alps", "pals", "jsrun")
-#: Engine -> the module that it comes with, and what to install.
+#: Engine -> the module that it comes with, and the package to install.
 _NEEDS = {"gloo": ("torch", "torch"), "nccl": ("torch", "torch"), "mpi": ("mpi4py", "khorovod[mpi]")}
 
 
@@ -26,8 +26,8 @@ class Choice(NamedTuple):
     Attributes:
         engine: "gloo" or "mpi".
         is_hierarchical: whether shared memory is used inside hosts.
-        why: in words.
-        device_engine: for tensors of a device, in host memory too.
+        why: the reason, in words.
+        device_engine: the engine for tensors of a device; it moves them in host memory, too.
     """
 
     engine: str
@@ -42,21 +42,21 @@ class Choice(NamedTuple):
 
 
 def installed() -> frozenset[str]:
-    """Return which engines can be had here; loads none."""
+    """Return the engines that are installed here; load none."""
     return frozenset(engine for engine, (module, _) in _NEEDS.items() if importlib.util.find_spec(module) is not None)
 
 
 def choose(settings: Config, launcher: str, several_hosts: bool, there: frozenset[str]) -> Choice | None:
-    """Return what moves data between hosts; None where all moves through shared memory.
+    """Return the engine between hosts; None if all data moves through shared memory.
 
     Args:
         settings: the settings.
-        launcher: who started the job, see ``World.launcher``.
+        launcher: the launcher of the job, see ``World.launcher``.
         several_hosts: whether the ranks are on several hosts.
         there: the engines that are installed.
 
     Raises:
-        InitError: what is needed is not installed.
+        InitError: the chosen engine is not installed.
     """
     asked = settings.cpu_operations
     if not several_hosts:
@@ -72,7 +72,7 @@ def wants_nccl(settings: Config, there: frozenset[str]) -> bool:
     """Return whether NCCL moves tensors of a GPU where they are, inside a host as well as between hosts.
 
     Raises:
-        InitError: what is needed is not installed.
+        InitError: NCCL is wanted, but torch is not installed.
     """
     return settings.gpu_operations == "nccl" and bool(_checked("nccl", there, "HOROVOD_GPU_OPERATIONS=NCCL"))
 
@@ -80,12 +80,12 @@ def wants_nccl(settings: Config, there: frozenset[str]) -> bool:
 def _for_devices(engine: str, settings: Config, there: frozenset[str]) -> str:
     asked = settings.gpu_operations
     if asked in ("", "nccl"):
-        return engine  # what NCCL does not take is in host memory, like all else
+        return engine  # tensors that NCCL does not take are in host memory, like all others
     return _checked(asked, there, f"HOROVOD_GPU_OPERATIONS={asked}")
 
 
 def _engine(settings: Config, launcher: str, there: frozenset[str]) -> tuple[str, str]:
-    """Return what moves tensors between hosts, and why."""
+    """Return the engine between hosts, and the reason."""
     asked = settings.cpu_operations
     for name, engine in (("HOROVOD_CPU_OPERATIONS", asked), ("HOROVOD_CONTROLLER", settings.controller)):
         if engine:

@@ -1,8 +1,8 @@
-"""How many threads of its own the arithmetic of a collective may use.
+"""Limits the threads that the arithmetic of a collective uses.
 
-An array library spreads what is large over as many threads as the host has cores, unless somebody has told it
-better. Ranks that all do so at once wait for each other's threads, a time slice each time. Work that
-engines in C++ do on one thread must not be slower here for that reason.
+An array library spreads large work over as many threads as the host has cores, unless it is configured otherwise.
+If all ranks do so at once, they wait for each other's threads, a time slice each time. Engines in C++ do this work on
+one thread; it must not be slower here because of more threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovod.transports.kernels import Kernels
 
 __all__ = ["are_spread", "on_one_thread"]
 
-#: No library spreads so few elements over several threads.
+#: No library spreads this many elements, or fewer, over several threads.
 _ONE_THREAD_COUNT = 32 << 10
 
 
@@ -26,10 +26,10 @@ def are_spread(tensors: Iterable[TensorSpec]) -> bool:
 
 @contextlib.contextmanager
 def on_one_thread(kernels: Kernels) -> Iterator[None]:
-    """Keep what the kernels do meanwhile in the calling thread.
+    """Keep the work of the kernels in the calling thread while the block runs.
 
-    Not on as many as there are cores for: to change the size of a team of threads ends some, and starts them again
-    later.
+    It uses one thread, not one per free core: a change of the size of a team of threads ends some threads, and starts
+    them again later.
     """
     threads = kernels.threads()
     kernels.set_threads(1)

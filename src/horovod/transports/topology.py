@@ -1,4 +1,4 @@
-"""Which ranks share a host. Pure."""
+"""The hosts of a job, and the ranks on each host. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["TorchGroups", "address_towards", "listen"]
 
 #: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
 _THREADS = 3
-#: How long to wait for what was under way to end; most ends at once.
+#: Seconds to wait for the end of pending operations; most of them end at once.
 _END_S = 0.2
 _LOOPBACK = "127.0.0.1"
 #: How many operations torch's flight recorder keeps; the second is its older name.
@@ -34,7 +34,7 @@ _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class _Table(c10d.Store):
-    """A ``Store`` as torch's engines want it."""
+    """Adapts a ``Store`` to the interface of torch's engines."""
 
     def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class _Operation:
     """See ``Pending``.
 
     Args:
-        work: what torch returned.
-        group: whose operation it is.
-        kept: memory that is needed until it is over.
+        work: torch's object of the operation.
+        group: the group of the operation.
+        kept: memory that is needed until the operation is over.
     """
 
     def __init__(self, work: Any, group: _TorchGroup, *kept: object) -> None:
@@ -88,13 +88,13 @@ class _Operation:
 
 
 def _is_over(work: Any, slice_s: float) -> bool:
-    """Wait for a moment; raise what went wrong if it is over and failed."""
+    """Wait for ``slice_s`` seconds at most; return whether the work is over; raise its error if it has failed."""
     try:
         work.wait(timedelta(seconds=slice_s))
     except RuntimeError:
         if not work.is_completed():
             return False
-        # The time may have run out at the very moment; now it returns at once, or raises what went wrong.
+        # It may have ended just when the time ran out; now ``wait`` returns at once, or raises the error.
         work.wait()
     return True
 
@@ -103,14 +103,14 @@ class _TorchGroup:
     """See ``Group``.
 
     Args:
-        group: torch's.
+        group: torch's group.
         ranks: global ranks.
         me: this rank's place among them.
-        name: of the engine.
+        name: name of the engine.
         watch: asked while waiting.
 
     Attributes:
-        under_way: operations that have not ended well, or not yet.
+        under_way: operations that have failed or have not ended yet.
     """
 
     def __init__(self, group: Any, ranks: tuple[int, ...], me: int, name: str, watch: Watch) -> None:
@@ -144,18 +144,18 @@ class _TorchGroup:
         return _Operation(work, self, *kept)
 
     def abort(self) -> None:
-        """Begin no more, and fail what waits for a connection."""
+        """Begin no more operations, and fail those that wait for a connection."""
         self._group.abort()
 
     def free(self) -> None:
-        """Give up threads and connections, though an error may still refer to this group."""
+        """Release threads and connections, even if an error still refers to this group."""
         self._group = None
         self.under_way.clear()
 
 
 def _over(data: Bytes) -> torch.Tensor:
     if not data.flags.writeable:
-        # Only read, but torch knows no such tensors, and would complain.
+        # Torch has no read-only tensors and would warn, though the data is only read.
         data = np.frombuffer(memoryview((ctypes.c_char * len(data)).from_address(data.ctypes.data)), np.uint8)
     return torch.from_numpy(data)
 
@@ -165,10 +165,10 @@ class TorchGroups:
 
     Args:
         rank: this rank.
-        store: where ranks say where they listen.
+        store: where ranks publish their addresses.
         watch: asked while waiting.
         timeout_s: how long the engine waits for a rank.
-        listener: of ``listen``, with its door.
+        listener: the result of ``listen``: the listener and its door.
     """
 
     name = "gloo"
@@ -180,7 +180,7 @@ class TorchGroups:
         self._listener, self._door = listener
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Return the group of some ranks; connects them when they ask for it first."""
+        """Return the group of some ranks; connect them when they first ask for it."""
         key = tuple(ranks)
         found = self._groups.get(key)
         if found is None:
@@ -190,7 +190,7 @@ class TorchGroups:
         return found
 
     def _make(self, ranks: tuple[int, ...], me: int) -> Any:
-        """Connect to the others; in a thread of its own, since torch waits there without a look at anything else."""
+        """Connect to the other ranks in a separate thread, since torch waits there without a check of lost ranks."""
         table = _Table(self._store, f"{self.name}/{','.join(map(str, ranks))}/", self._timeout_s)
         made: list[Any] = []
 
@@ -225,12 +225,12 @@ class TorchGroups:
             return gloo(table, me, size, options)
 
     def close(self) -> None:
-        """End all groups, and close the store; what is under way fails."""
+        """End all groups, and close the store; pending operations fail."""
         self._store.close()
         for group in self._groups.values():
             group.abort()
         if any(group.under_way for group in self._groups.values()):
-            # Abort has no effect on that. The end of a connection has, also at its other end.
+            # Abort does not end them. The end of their connections does, also at the other end.
             self._door.hang_up()
         _End(list(self._groups.values()), self._makers).begin()
         self._groups.clear()
@@ -238,10 +238,10 @@ class TorchGroups:
 
 
 class _End(threading.Thread):
-    """Frees groups when nothing is under way any more: to free one earlier would wait for its timeout.
+    """Frees groups when no operation is pending any more: freeing one earlier would wait for its timeout.
 
     Args:
-        groups: kept until then.
+        groups: the groups, kept until then.
         makers: threads that make groups: each waits for the store, which is closed, or for a connection, with a limit.
     """
 
@@ -250,7 +250,7 @@ class _End(threading.Thread):
         self._groups, self._makers = groups, makers
 
     def begin(self) -> None:
-        """Free them now if that takes a moment only, else in a thread."""
+        """Free the groups now if that takes only a moment, else in a thread."""
         deadline = time.monotonic() + _END_S
         while not self._is_over() and time.monotonic() < deadline:
             time.sleep(_END_S / 100)
@@ -274,14 +274,14 @@ class _End(threading.Thread):
 
 
 def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
-    """Return what Gloo listens with, and the door to it.
+    """Return Gloo's listening device, and its door.
 
     Args:
         interface: network interface; empty for the one with ``address``.
-        address: of this host, as the others reach it.
+        address: the address at which other hosts reach this host.
 
     Raises:
-        InitError: torch has no Gloo, or this host no such interface.
+        InitError: torch has no Gloo, or this host does not have the interface or address.
     """
     if not dist.is_gloo_available():
         raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
@@ -291,10 +291,10 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
 
     def create() -> Any:
         try:
-            # Or ranks would come whenever one has something to say to another (TORCH_GLOO_LAZY_INIT).
+            # If lazy, ranks would connect only when one first sends to another (TORCH_GLOO_LAZY_INIT).
             return gloo.create_device(**place, lazy_init=False)
         except TypeError:
-            return gloo.create_device(**place)  # an older torch, which knows no such thing
+            return gloo.create_device(**place)  # an older torch without this argument
 
     try:
         return Door.of(create)
@@ -318,10 +318,10 @@ def _record_nothing() -> None:
 
 
 def address_towards(endpoint: str) -> str:
-    """Return the address of this host from which packets to ``endpoint`` leave; the loopback's if it is no network's.
+    """Return this host's address from which packets to ``endpoint`` leave; loopback if it is not on a network.
 
     Args:
-        endpoint: such as ``tcp://10.0.0.1:5555``.
+        endpoint: for example ``tcp://10.0.0.1:5555``.
     """
     parts = urlsplit(endpoint)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port:

@@ -32,7 +32,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def load_data(seed: int) -> list[Any]:
-    """1,797 real images of 8 x 8 pixels; they come with scikit-learn, nothing is downloaded."""
+    """Return 1,797 real images of 8 x 8 pixels; scikit-learn contains them, nothing is downloaded."""
     digits = load_digits()
     images, labels = (digits.images[:, None] / 16.0).astype(np.float32), digits.target.astype(np.int32)
     return list(train_test_split(images, labels, test_size=0.2, random_state=seed, stratify=labels))
@@ -67,7 +67,7 @@ class LeNet:
 
 
 def accuracy(net: LeNet, device: popart.DeviceInfo, weights: str, images: Any, labels: Any, batch: int) -> float:
-    """Share of right answers, by an inference session with the weights of a file."""
+    """Return the share of right answers of an inference session with the weights of a file."""
     images, labels = images[: len(images) // batch * batch], labels[: len(labels) // batch * batch]
     flow = popart.DataFlow(len(images) // batch, {net.probabilities: popart.AnchorReturnType("All")})
     session = popart.InferenceSession(net.model, flow, device)

@@ -19,7 +19,7 @@ EPOCHS, BATCH = 10, 8
 
 
 class Classifier(torch.nn.Module):
-    """A small network that computes its own loss, as PopTorch wants it."""
+    """A small network that computes its own loss, as PopTorch requires."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The SDK's TensorFlow for data-parallel training, over a TensorFlow of today.
+"""The SDK's TensorFlow for data-parallel training, on top of a current TensorFlow.
 
 ``import khorovod_ipu.tensorflow`` makes ``tensorflow.python.ipu`` importable; installed, ``khorovod_ipu.pth`` does it
-when Python starts. Nothing is loaded by that.
+when Python starts. This loads nothing.
 """
 
 from __future__ import annotations

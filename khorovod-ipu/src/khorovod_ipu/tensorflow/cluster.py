@@ -1,4 +1,4 @@
-"""The workers, from ``TF_CONFIG`` or a cluster resolver, checked with precise errors."""
+"""The workers from ``TF_CONFIG`` or a cluster resolver, checked with precise errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod import config
 __all__ = ["Cluster", "ClusterError", "read", "settings"]
 
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
-#: Default limit in seconds for workers to wait for each other: a person starts them in one terminal after the
+#: Default seconds that workers wait for each other: a person starts them in one terminal after the
 #: other, and they load TensorFlow first.
 _BY_HAND = "300"
 #: Jobs whose tasks train; a chief comes before the workers.
@@ -31,13 +31,13 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a job, and which one this process is.
+    """The workers of a job, and the rank of this process.
 
     Attributes:
         tasks: job and index of every worker; the first is the chief.
-        addresses: host and port of each.
-        rank: which one of them this process is.
-        protocol: of TensorFlow's servers.
+        addresses: host and port of each worker.
+        rank: rank of this process.
+        protocol: protocol of TensorFlow's servers.
     """
 
     tasks: tuple[tuple[str, int], ...]
@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """Addresses by job, as TensorFlow's ClusterSpec takes them."""
+        """Addresses by job, in the format of TensorFlow's ClusterSpec."""
         jobs: dict[str, list[str]] = {}
         for (job, _), address in zip(self.tasks, self.addresses, strict=True):
             jobs.setdefault(job, []).append(address)
@@ -62,20 +62,20 @@ class Cluster:
         """Return TensorFlow's name of a worker or of its device.
 
         Args:
-            rank: which worker.
-            kind: such as ``/device:CPU:0``.
+            rank: rank of the worker.
+            kind: suffix of the device, such as ``/device:CPU:0``.
         """
         job, index = self.tasks[rank]
         return f"/job:{job}/replica:0/task:{index}{kind}"
 
     def describe(self, rank: int) -> str:
-        """Return words for a worker that appear in errors."""
+        """Return a worker's description for errors."""
         job, index = self.tasks[rank]
         return f"/job:{job}/task:{index} at {self.addresses[rank]}"
 
 
 def settings() -> config.Config:
-    """Return the settings of a job that is started by hand."""
+    """Return the settings of a job that a person starts."""
     return config.load({"HOROVOD_START_TIMEOUT": _BY_HAND, **os.environ})
 
 
@@ -83,10 +83,10 @@ def read(resolver: Any) -> Cluster:
     """Return the cluster that a resolver describes.
 
     Args:
-        resolver: one of ``tf.distribute.cluster_resolver``; of TFConfigClusterResolver the variable itself is checked.
+        resolver: one of ``tf.distribute.cluster_resolver``; for TFConfigClusterResolver the variable itself is checked.
 
     Raises:
-        ClusterError: what is wrong, and what it should be.
+        ClusterError: the cluster is invalid; the message names the received and the expected value.
     """
     source = type(resolver).__name__
     if source == "TFConfigClusterResolver":
@@ -188,18 +188,18 @@ def _check_addresses(source: str, addresses: list[str]) -> None:
 
 
 def fail_fast() -> None:
-    """Let TensorFlow's calls to a worker that is gone fail, instead of waiting for it to come back."""
+    """Make TensorFlow's calls to a lost worker fail, instead of waiting for its return."""
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
 
 
 def check_port(cluster: Cluster) -> bool:
-    """Return whether this process listens on this worker's port already.
+    """Return whether this process already listens on this worker's port.
 
     Args:
         cluster: the workers.
 
     Raises:
-        ClusterError: another process does.
+        ClusterError: another process listens on the port.
     """
     address = cluster.addresses[cluster.rank]
     port = int(address.rpartition(":")[2])
@@ -218,7 +218,7 @@ def check_port(cluster: Cluster) -> bool:
 
 
 def _is_ours(port: int) -> bool:
-    """Return whether this process listens on a port, because a script starts its server before the strategy."""
+    """Return whether this process listens on a port: a script may start its server before the strategy."""
     listening = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

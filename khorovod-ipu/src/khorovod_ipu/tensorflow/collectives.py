@@ -1,4 +1,4 @@
-"""The collectives that a strategy needs, and those of a single worker."""
+"""Interface of the collectives of a strategy, and their version for a single worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class WorkerCollectives(Protocol):
     """Combines tensors over all workers, in eager execution, in ``tf.function`` and in graphs of TensorFlow 1.
 
     Attributes:
-        rank: of this worker.
+        rank: rank of this worker.
         size: number of workers.
         host: TensorFlow's name of this worker's processor.
     """
@@ -23,11 +23,11 @@ class WorkerCollectives(Protocol):
     host: str
 
     def reduce(self, tensor: Any, mean: bool) -> Any:
-        """Return the sum, or the mean, over all workers; of IndexedSlices all rows.
+        """Return the sum, or the mean, over all workers; for IndexedSlices the rows of all workers.
 
         Args:
             tensor: same shape and dtype on all workers.
-            mean: divide by the number of workers.
+            mean: whether to divide by the number of workers.
         """
         ...
 
@@ -41,7 +41,7 @@ class WorkerCollectives(Protocol):
 
 
 class Alone:
-    """The collectives of a worker that is the only one."""
+    """Collectives of a single worker."""
 
     rank = 0
     size = 1
@@ -64,9 +64,9 @@ def gathered_rows(tensor: Any, axis: int, collectives: WorkerCollectives) -> Any
     """Concatenate all workers' tensors along any dimension.
 
     Args:
-        tensor: may differ between workers in that dimension only.
-        axis: which; negative ones count from the end.
-        collectives: of the workers.
+        tensor: tensor whose shape may differ between workers only in that dimension.
+        axis: the dimension; negative numbers count from the end.
+        collectives: collectives of the workers.
     """
     rank = tensor.shape.rank
     if rank is None:

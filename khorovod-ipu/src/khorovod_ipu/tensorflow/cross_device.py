@@ -1,4 +1,4 @@
-"""TensorFlow's interface for reductions of a strategy, over any collectives."""
+"""TensorFlow's interface for reductions of a strategy, on top of any collectives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["HostReductions"]
 
 
 class HostReductions(cross_device_ops.CrossDeviceOps):
-    """Reductions of the values of this worker's replicas and of all other workers, each for itself, on the host.
+    """Reductions over this worker's replicas and all other workers, each value separately, on the host.
 
-    Every tensor is combined as soon as it exists: nothing is packed together, so that the first gradients travel
-    while the last are computed.
+    Every tensor is combined as soon as it exists, without packing, so that the first gradients are sent while the
+    last are computed.
 
     Args:
-        collectives: combine the tensors.
+        collectives: collectives that combine the tensors.
     """
 
     def __init__(self, collectives: WorkerCollectives) -> None:
@@ -29,11 +29,11 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
 
     @property
     def _num_between_graph_workers(self) -> int:
-        # Also of a worker alone: its values are reduced like others', so that results do not depend on it.
+        # Also reduce the values of a single worker, so that results do not depend on the number of workers.
         return max(2, self._collectives.size)
 
     def combined(self, reduce_op: Any, value: Any) -> Any:
-        """Return a tensor combined over all workers, where the value was.
+        """Return a tensor combined over all workers, on the device of ``value``.
 
         Args:
             reduce_op: ``tf.distribute.ReduceOp``.
@@ -50,7 +50,7 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
         return _mirrored(self.combined(reduce_op, self._of_this_worker(reduce_op, per_replica_value)), destinations)
 
     def _of_this_worker(self, reduce_op: Any, per_replica_value: Any) -> Any:
-        """The sum, or the mean, over the replicas of this worker."""
+        """Return the sum, or the mean, over the replicas of this worker."""
         parts = per_replica_value.values
         if len(parts) == 1:
             return parts[0]
@@ -65,7 +65,7 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any
     ) -> list[Any]:
-        """Combine several values, one by one, the last first: gradients are computed from the last layer on."""
+        """Combine several values one by one, the last first, because the last layer's gradients are computed first."""
         results = [
             self.reduce_implementation(reduce_op, value, destinations, options)
             for value, destinations in reversed(value_destination_pairs)

@@ -1,4 +1,4 @@
-"""The collectives over the engine of ``horovod.tensorflow``."""
+"""Collectives that use the engine of ``horovod.tensorflow``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import horovod.tensorflow as hvd
 
 __all__ = ["EngineCollectives"]
 
-#: Of every graph, how many collectives it has.
+#: For every graph, the counter of its collectives.
 _counts: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class EngineCollectives:
-    """Horovod's collectives; ``hvd.init()`` has been called."""
+    """Horovod's collectives; ``hvd.init()`` must have been called."""
 
     host = "/device:CPU:0"
 
@@ -31,7 +31,7 @@ class EngineCollectives:
         self.size = hvd.size()
 
     def _name(self, kind: str) -> str | None:
-        """Return a key with the number of the operation in its graph: layers may have other names on other ranks."""
+        """Return a key with the number of the operation in its graph: names of layers may differ between ranks."""
         if tf.executing_eagerly():
             return None
         graph = tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Functions of ``tensorflow.python.ipu.horovod`` whose arguments are not those of ``horovod.tensorflow``."""
+"""Functions of ``tensorflow.python.ipu.horovod`` whose arguments differ from those of ``horovod.tensorflow``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["allreduce", "broadcast"]
 def allreduce(
     tensor: Any, op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0, name: str | None = None
 ) -> Any:
-    """Combine a tensor over all ranks; of IndexedSlices the rows of all ranks are gathered.
+    """Combine a tensor over all ranks; for IndexedSlices gather the rows of all ranks.
 
     Args:
         tensor: same shape and dtype on every rank.
         op: Average (the default, None) or Sum.
-        prescale_factor: multiplies the tensor before.
+        prescale_factor: multiplies the tensor before it is combined.
         postscale_factor: multiplies the result.
         name: key of the match; None numbers an eager call.
 
@@ -37,7 +37,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
 
     Args:
         tensor: same shape and dtype on every rank.
-        root_rank: the rank that sends it.
+        root_rank: rank of the sender.
         name: key of the match; None numbers an eager call.
     """
     return hvd.broadcast(tensor, root_rank, name)

@@ -15,20 +15,20 @@ from horovod.errors import MismatchError
 __all__ = ["allgather", "allreduce", "broadcast"]
 
 _LAYOUTS = "Tensor layouts did not match on all instances"
-#: The limit of TensorFlow's own operations.
+#: The maximum number of dimensions of TensorFlow's own operations.
 _MOST_DIMENSIONS = 8
-#: How often each key was asked for, by graph.
+#: Number of uses of each key, by graph.
 _keys: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def _checked(kind: str, value: Any, name: str | None, call: Callable[[Any, str | None], Any]) -> Any:
-    """Call a collective; where tensors disagree, with the SDK's words for it.
+    """Call a collective; if tensors disagree, raise the SDK's error.
 
     Args:
-        kind: which collective; operations of different kinds never match.
+        kind: name of the collective; operations of different kinds never match.
         value: the tensor.
         name: key of the match; None takes the tensor's name in a graph, and a number with eager execution.
-        call: gets the tensor and the key.
+        call: function of the tensor and the key.
     """
     tensor = tf.convert_to_tensor(value)
     if not tf.executing_eagerly():
@@ -49,7 +49,7 @@ def _unused(key: str) -> str:
 
 
 def _layouts_agree(tensor: Any, key: str) -> Any:
-    """Return an operation that fails on all instances where dtypes or shapes disagree."""
+    """Return an operation that fails on all instances if dtypes or shapes disagree."""
     with tf.device("/device:CPU:0"):
         shape = tf.shape(tensor, tf.int64)
         parts = [[tensor.dtype.as_datatype_enum], [tf.rank(tensor)], shape, tf.zeros([_MOST_DIMENSIONS], tf.int64)]
@@ -62,7 +62,7 @@ def _layouts_agree(tensor: Any, key: str) -> Any:
 def allreduce(value: Any, reduce_op: Any = tf.distribute.ReduceOp.SUM, tensor_name: str | None = None) -> Any:
     """Combine a tensor over all instances.
 
-    In graphs instances may call in different orders: the name of the operation is the key.
+    In graphs, instances may call in different orders, because the name of the operation is the key.
 
     Args:
         value: same shape and dtype on all instances.
@@ -88,7 +88,7 @@ def allgather(value: Any, tensor_name: str | None = None) -> Any:
         tensor_name: key of the match.
 
     Returns:
-        A tensor with one more dimension, the first, as long as there are instances.
+        A tensor with a new first dimension, whose length is the number of instances.
 
     Raises:
         Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
@@ -101,11 +101,11 @@ def allgather(value: Any, tensor_name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> Any:
-    """Return one instance's tensor on all.
+    """Return one instance's tensor on all instances.
 
     Args:
         value: same shape and dtype on all instances.
-        root_rank: which instance.
+        root_rank: index of the sending instance.
         tensor_name: key of the match.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Datasets that Keras gets under PopDistStrategy: each replica takes whole batches, as with the SDK.
+"""Keras datasets under PopDistStrategy: each replica takes whole batches, as with the SDK.
 
-A script shards its data per instance and cuts it into batches per replica. Keras hands a dataset to
-``strategy.experimental_distribute_dataset``, which expects batches of all replicas together, and cuts each of them.
+A script shards its data per instance and splits it into batches per replica. Keras passes a dataset to
+``strategy.experimental_distribute_dataset``, which expects batches for all replicas together, and splits each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import horovod.tensorflow as hvd
 
 __all__ = ["prepare"]
 
-#: Keras 2 and 3, and the class of each that turns the arguments of ``fit`` into a dataset.
+#: For Keras 2 and 3, the class that converts the arguments of ``fit`` to a dataset.
 _READERS = {
     "tf_keras.src.engine.data_adapter": ("DataHandler", "_configure_dataset_and_inferred_steps"),
     "keras.src.backend.tensorflow.trainer": ("TFEpochIterator", "__init__"),
@@ -24,7 +24,7 @@ _READERS = {
 
 
 def prepare() -> None:
-    """Let the versions of Keras that are loaded pass batches to replicas uncut; any number of times."""
+    """Make the loaded versions of Keras pass whole batches to replicas; may be called repeatedly."""
     for name, (reader, method) in _READERS.items():
         cls = getattr(sys.modules.get(name), reader, None)
         if cls is None or hasattr(cls, "_khorovod_plain"):
@@ -46,7 +46,7 @@ def _of_keras_2(plain: Any) -> Any:
             steps = _steps(strategy, size)
 
         def epochs_apart(dataset: Any) -> Any:
-            # One dataset for all epochs: without this, the last step of an epoch would take batches of the next one.
+            # One dataset serves all epochs: without this, an epoch's last step would take batches of the next epoch.
             if steps is None or self._adapter.should_recreate_iterator():
                 return dataset
             return _padded(dataset, size, steps * len(strategy.extended.worker_devices) - size)
@@ -74,7 +74,7 @@ def _of_keras_3(plain: Any) -> Any:
 
 
 def _padded(dataset: Any, batches: int, missing: int) -> Any:
-    """Add empty batches behind each epoch of a dataset of tuples."""
+    """Append empty batches to each epoch of a dataset of tuples."""
 
     def of_epoch(*parts: Any) -> Any:
         epoch = tf.data.Dataset.zip(parts)
@@ -89,7 +89,7 @@ def _is_wanted(strategy: Any) -> bool:
 
 
 def _steps(strategy: Any, batches: int | None) -> int | None:
-    """Return the steps of an epoch: as many as the instance with the most batches needs; None where one is unknown."""
+    """Return the steps per epoch that the instance with the most batches needs; None if one number is unknown."""
     replicas = len(strategy.extended.worker_devices)
     counts = hvd.allgather_object(batches, name="strategy.keras_batches")
     return None if None in counts else max(-(-count // replicas) for count in counts)
@@ -99,8 +99,8 @@ class _Counted:
     """A data adapter of Keras 3 whose number of batches is the number of steps.
 
     Args:
-        adapter: of Keras.
-        num_batches: steps of an epoch.
+        adapter: data adapter of Keras.
+        num_batches: number of steps per epoch.
     """
 
     def __init__(self, adapter: Any, num_batches: int | None) -> None:

@@ -18,7 +18,7 @@ _NAMES = frozenset(
 
 
 class OptionTree:
-    """Names and values; a name that was not set holds more of them."""
+    """A tree of options; reading an unset name returns a subtree."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""Watches the other workers by idle connections, which end when their worker does."""
+"""Watches the other workers through idle connections, which end when their worker ends."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from khorovod_ipu.tensorflow.cluster import Cluster
 
 __all__ = ["WorkerLostError", "WorkerWatch"]
 
-#: Between two attempts to reach a worker that is not there yet.
+#: Seconds between two attempts to reach a missing worker.
 _PAUSE_S = 0.1
-#: Period of warnings that name the missing workers.
+#: Seconds between warnings that name the missing workers.
 _REMIND_S = 10.0
-#: Limit for the end of the process to wait for a watch that is checking a worker.
+#: Maximum seconds that the end of the process waits for a watch that is checking a worker.
 _END_S = 10.0
 
 _logger = logging.getLogger("horovod")
 
 
 class WorkerLostError(RuntimeError):
-    """A worker died, or never came."""
+    """A worker died, or never started."""
 
 
 class WorkerWatch:
-    """Watches the servers of the other workers, from the first time that it reached them.
+    """Watches the servers of the other workers, once it has reached them.
 
     Args:
         cluster: the workers.
-        on_loss: called once, on a thread of the watch, with words for the worker that was lost.
+        on_loss: called once, on a thread of the watch, with the description of the lost worker.
     """
 
     def __init__(self, cluster: Cluster, on_loss: Callable[[str], None]) -> None:
@@ -52,13 +52,13 @@ class WorkerWatch:
         """Wait until every worker's server has been reached; then watch them.
 
         Args:
-            timeout_s: how long, for all together.
+            timeout_s: seconds to wait, for all workers together.
 
         Returns:
-            Whether it was the first time.
+            Whether this was the first call.
 
         Raises:
-            WorkerLostError: a worker has not come.
+            WorkerLostError: a worker's server was not reached in time.
         """
         with self._lock:
             if self._thread is not None or self._cluster.size == 1:
@@ -79,7 +79,7 @@ class WorkerWatch:
                     raise WorkerLostError(self._missing(missing, timeout_s))
                 if missing:
                     threading.Event().wait(_PAUSE_S)
-            # A thread that goes on while TensorFlow is taken down would close sessions that are gone.
+            # A thread that runs during TensorFlow's shutdown would close sessions that no longer exist.
             atexit.register(self.close)
             self._thread = threading.Thread(target=self._run, name="khorovod-ipu-workers", daemon=True)
             self._thread.start()
@@ -102,7 +102,7 @@ class WorkerWatch:
         except OSError:
             return None
         if made.getsockname() == made.getpeername():
-            # No server listens, and the kernel chose the same port for this end: TCP connects to itself.
+            # No server listens, and the kernel chose the same port for this end: TCP connected to itself.
             made.close()
             return None
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -112,10 +112,10 @@ class WorkerWatch:
         return made
 
     def lost(self, within_s: float = 0.0) -> str:
-        """Return words for the workers that are gone, or nothing.
+        """Return the description of the lost workers, or an empty string.
 
         Args:
-            within_s: how long to wait for the first one; an error of gRPC may be faster than the watch.
+            within_s: seconds to wait for the first loss: an error of gRPC may be faster than the watch.
         """
         deadline = time.monotonic() + within_s
         while not self._lost and self._thread is not None and time.monotonic() < deadline:
@@ -131,7 +131,7 @@ class WorkerWatch:
             os.write(self._woken, b"x")
             thread.join(_END_S)
         if thread is not None and thread.is_alive():
-            return  # it closes a session that does not end; the process does
+            return  # the callback closes a session that does not end, and the process exits
         for connection in self._connections.values():
             connection.close()
         self._connections = {}
@@ -152,8 +152,8 @@ class WorkerWatch:
         connection = self._connections[rank]
         with contextlib.suppress(OSError):
             if connection.recv(4096):
-                return  # a greeting of gRPC's
-        # A server may end a connection that says nothing. It is lost only if no server answers.
+                return  # gRPC's greeting
+        # A server may end an idle connection. The worker is lost only if no server answers.
         connection.close()
         again = self._connect(rank, 5.0)
         if again is not None:

@@ -1,4 +1,4 @@
-"""Programs of the device: compile, repeat and pipeline, executed by TensorFlow on the host's processor."""
+"""Device programs: compile, repeat and pipeline, executed by TensorFlow on the host's processor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ipu_scope(device: str = DEVICE) -> Any:
 
 @contextlib.contextmanager
 def _plain_loops() -> Iterator[None]:
-    """In graphs of TensorFlow 1, make loops of which variables and collectives can be part."""
+    """Return a context in which TensorFlow 1 builds loops that can contain variables and collectives."""
     before = control_flow_util.ENABLE_CONTROL_FLOW_V2
     control_flow_util.ENABLE_CONTROL_FLOW_V2 = before and v1.get_default_graph().building_function
     try:
@@ -54,12 +54,12 @@ def compiled(computation: Callable[..., Any], inputs: Sequence[Any] | None = Non
     """Call a function on the device.
 
     Args:
-        computation: gets the inputs.
+        computation: function of the inputs.
         inputs: tensors.
 
     Returns:
-        The list of the tensors that it returned; its operations have run when one of them is there. Without any
-        tensor, the operation that runs everything.
+        The list of the tensors that it returned; its operations run before any of them is available. Without
+        tensors, the operation that runs everything.
     """
     with tf.name_scope("ipu_program"), tf.device(DEVICE):
         tensors, operations = _split(computation(*(inputs or ())))
@@ -81,13 +81,13 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
 
     Args:
         n: number of calls.
-        body: gets the inputs, and an element of the queue; returns the inputs of the next time.
-        inputs: of the first time.
-        infeed_queue: where elements come from.
-        accepted: of the SDK, without effect here.
+        body: function of the inputs and an element of the queue; returns the inputs of the next call.
+        inputs: inputs of the first call.
+        infeed_queue: queue that supplies the elements.
+        accepted: other arguments of the SDK; ignored.
 
     Returns:
-        The results of the last call: a tensor, or a list of several; without any, the operation that runs everything.
+        The results of the last call: a tensor or a list; without results, the operation that runs everything.
     """
     start = [tf.convert_to_tensor(value) for value in tf.nest.flatten(inputs if inputs is not None else [])]
 
@@ -124,9 +124,9 @@ class OptimizerFunctionOutput(NamedTuple):
         opt: an optimizer of TensorFlow 1.
         loss: the tensor that it minimises.
         compute_gradients_args: more arguments of ``compute_gradients``.
-        compute_gradients_kwargs: by name.
+        compute_gradients_kwargs: keyword arguments of ``compute_gradients``.
         apply_gradients_args: more arguments of ``apply_gradients``.
-        apply_gradients_kwargs: by name.
+        apply_gradients_kwargs: keyword arguments of ``apply_gradients``.
     """
 
     opt: Any
@@ -149,22 +149,22 @@ def pipeline(
     outfeed_loss: bool = False,
     **accepted: Any,
 ) -> Any:
-    """Run stages one after another, add up the gradients of several batches, then make a step.
+    """Run stages one after another, accumulate the gradients of several batches, then make a step.
 
-    The arithmetic is a pipeline's; that stages of different batches run at the same time is not imitated.
+    The arithmetic is that of a pipeline, but stages of different batches do not run concurrently.
 
     Args:
-        computational_stages: the first gets the inputs and an element of the queue, each other the results of the one
-            before.
-        gradient_accumulation_count: batches of one step.
-        repeat_count: steps of one program.
-        inputs: of the first stage, the same for all batches.
-        infeed_queue: where elements come from.
+        computational_stages: functions; the first gets the inputs and an element of the queue, each other one the
+            results of the previous stage.
+        gradient_accumulation_count: number of batches per step.
+        repeat_count: number of steps per program.
+        inputs: inputs of the first stage, the same for all batches.
+        infeed_queue: queue that supplies the elements.
         outfeed_queue: gets the results of the last stage, of every batch.
         optimizer_function: gets the results of the last stage; returns an OptimizerFunctionOutput. None only runs.
         pipeline_depth: older name of ``gradient_accumulation_count``.
-        outfeed_loss: the queue gets the loss instead.
-        accepted: of the SDK, without effect here, such as ``device_mapping``.
+        outfeed_loss: whether the queue gets the loss instead of the results.
+        accepted: other arguments of the SDK, such as ``device_mapping``; ignored.
 
     Returns:
         The operation that runs everything.
@@ -204,7 +204,7 @@ def pipeline(
 
 
 def _added(wanted: OptimizerFunctionOutput, index: Any, sums: list[Any]) -> list[Any]:
-    """Add the gradients of one batch to those before it; note the sums."""
+    """Add the gradients of one batch to the sums of earlier batches; record the sums."""
     pairs = wanted.opt.compute_gradients(wanted.loss, *wanted.compute_gradients_args, **wanted.compute_gradients_kwargs)
     added = []
     for gradient, variable in pairs:
@@ -218,7 +218,7 @@ def _added(wanted: OptimizerFunctionOutput, index: Any, sums: list[Any]) -> list
 
 
 def _sum_of(total: Any, gradient: Any, is_first: Any) -> Any:
-    """Return an operation that assigns the first gradient, or adds a later one: there is no initial value."""
+    """Return an operation that assigns the first gradient, or adds a later one, because sums have no initial value."""
 
     def done(write: Callable[..., Any]) -> Any:
         with tf.control_dependencies([write(gradient, read_value=False)]):
@@ -228,7 +228,7 @@ def _sum_of(total: Any, gradient: Any, is_first: Any) -> Any:
 
 
 def _local_sum(variable: Any) -> Any:
-    """Return a new variable of this worker alone, in no collection: scripts save and initialise only their own."""
+    """Return a new local variable outside collections, because scripts save and initialise only their own variables."""
     with tf.init_scope():
         return ResourceVariable(
             lambda: tf.zeros(variable.shape, variable.dtype.base_dtype), False, [], name="accumulated"

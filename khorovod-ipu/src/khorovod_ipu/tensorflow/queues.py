@@ -1,4 +1,4 @@
-"""Queues into and out of a running program of the device."""
+"""Queues into and out of a running device program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HOST = "/device:CPU:0"
 
 
 class _Order:
-    """Keeps operations that replicas of one process build in the same program in the order of the replicas."""
+    """Keeps operations of one program, built by several replicas of a process, in the order of the replicas."""
 
     def __init__(self) -> None:
         self._last: tuple[Any, list[Any]] | None = None
 
     @contextlib.contextmanager
     def next_one(self) -> Iterator[Callable[[list[Any]], None]]:
-        """Build operations that run after those of the block before this one; give them to the function."""
+        """Return a context whose operations run after the previous context's; pass them to the yielded function."""
         graph = None if tf.executing_eagerly() else v1.get_default_graph()
         program = (graph, None if graph is None else graph._get_control_flow_context())
         before = self._last[1] if own_context() is not None and self._last and self._last[0] == program else []
@@ -37,7 +37,7 @@ class _Order:
 
 
 def IPUIterator(dataset: Any = None, **accepted: Any) -> Any:
-    """Return an iterator of a dataset, which functions of the device may get as an argument.
+    """Return an iterator of a dataset that can be an argument of device functions.
 
     Args:
         dataset: source of the elements.
@@ -76,12 +76,12 @@ class IPUInfeedQueue:
 
     @property
     def initializer(self) -> Any:
-        """The operation to run before the first program; with eager execution nothing has to be."""
+        """The operation to run before the first program; without effect in eager execution."""
         return None if tf.executing_eagerly() else self._iterator.initializer
 
     @property
     def deleter(self) -> Any:
-        """An operation that does nothing: the queue ends with its session."""
+        """An operation without effect: the queue ends with its session."""
         return tf.no_op()
 
     def _dequeue(self) -> Any:
@@ -103,7 +103,7 @@ class IPUOutfeedQueue:
 
     Args:
         feed_name: accepted.
-        outfeed_mode: of ``IPUOutfeedMode``; None means all.
+        outfeed_mode: a value of ``IPUOutfeedMode``; None means all.
         device_ordinal: accepted.
         accepted: other arguments of the SDK, without effect here.
     """
@@ -125,7 +125,7 @@ class IPUOutfeedQueue:
         """Put a tensor, or a structure of them, into the queue; return the operation.
 
         Args:
-            tensors: of the same shapes each time.
+            tensors: tensors with the same shapes in each call.
 
         Raises:
             ValueError: the queue is used a second time, or a shape is unknown.
@@ -150,9 +150,9 @@ class IPUOutfeedQueue:
             return enqueued
 
     def dequeue(self) -> Any:
-        """Return the elements since the last call: stacked, or the last one.
+        """Return the elements since the last call: stacked, or only the last one.
 
-        Of several replicas the second dimension, of the last one the first, is the replica.
+        With several replicas, the replica is the second dimension of stacked elements, or the first of a single one.
         """
         if self._queue is None:
             raise ValueError("nothing is enqueued in this graph. Call dequeue() after the program is built")
@@ -176,7 +176,7 @@ class IPUOutfeedQueue:
 
     @property
     def deleter(self) -> Any:
-        """An operation that does nothing: the queue ends with its session."""
+        """An operation without effect: the queue ends with its session."""
         return tf.no_op()
 
 

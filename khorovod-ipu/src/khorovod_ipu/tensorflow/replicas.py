@@ -1,7 +1,7 @@
-"""Several replicas of one process: each in a thread of its own, one at a time; all meet where they combine values.
+"""Several replicas of one process, each in its own thread, run in turn; they synchronize to combine values.
 
-TensorFlow's replicas cannot meet in the body of a loop, because each would build a loop of its own. A device runs one
-program on all of them; so here, too: a loop, or a branch, in which replicas meet becomes one for all of them.
+TensorFlow's replicas cannot synchronize in the body of a loop, because each would build its own loop. A device runs
+one program on all replicas; so here a loop or branch in which replicas synchronize becomes one for all of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tensorflow.python.ops import while_loop
 
 __all__ = ["call_for_each_replica", "own_context", "prepare", "prepare_iterators"]
 
-#: TensorFlow's name of graphs in which it only finds out what a loop defines.
+#: TensorFlow's name of temporary graphs that only determine the variables defined by a loop.
 _TRIED = "tmp"
 
 
 class _ApartError(BaseException):
-    """A loop of one replica has come to where all must meet. No error of the script: nothing in it may catch this."""
+    """Control flow: a loop of one replica has reached a synchronization of all. The script must not catch it."""
 
 
 class _Part(NamedTuple):
@@ -36,7 +36,7 @@ class _Part(NamedTuple):
     Attributes:
         functions: the loop's condition and body, or both branches.
         values: the loop's variables, or the predicate.
-        status: whether functions are converted by AutoGraph.
+        status: AutoGraph's conversion status of the functions.
     """
 
     functions: tuple[Callable[..., Any], Callable[..., Any]]
@@ -45,10 +45,10 @@ class _Part(NamedTuple):
 
 
 class _Together:
-    """State that the replicas of one call share.
+    """Shared state of the replicas of one call.
 
     Args:
-        count: of replicas.
+        count: number of replicas.
     """
 
     def __init__(self, count: int) -> None:
@@ -57,11 +57,11 @@ class _Together:
 
 
 class _Meeting(distribute_lib.ReplicaContext):
-    """The context of a replica that can meet the others in a loop.
+    """Context of a replica that can synchronize with the others in a loop.
 
     Args:
-        mirrored: TensorFlow's context of its thread, which waits for the others.
-        together: their shared state.
+        mirrored: TensorFlow's context of its thread, in which the thread waits for the others.
+        together: shared state of the replicas.
     """
 
     def __init__(self, mirrored: Any, together: _Together) -> None:
@@ -73,7 +73,7 @@ class _Meeting(distribute_lib.ReplicaContext):
 
     @property
     def local(self) -> int:
-        """Number of this replica in its process."""
+        """Index of this replica in its process."""
         return int(self.strategy.extended._get_local_replica_id(self._replica_id_in_sync_group))
 
     def _merge_call(self, fn: Any, args: Any, kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ class _Meeting(distribute_lib.ReplicaContext):
         return self._mirrored._merge_call(fn, args, kwargs)
 
     def _tried(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        """Meet copies of oneself, in a graph that is thrown away."""
+        """Simulate the synchronization with copies of this replica, in a temporary graph."""
         count = len(self._together.parts)
         copies = [
             tf.nest.map_structure(lambda one: tf.identity(one) if isinstance(one, tf.Tensor) else one, (args, kwargs))
@@ -102,12 +102,12 @@ class _Meeting(distribute_lib.ReplicaContext):
         return distribute_utils.select_replica(self.local, results)
 
     def runs_as_one(self, alone: Callable[[], Any], joint: Callable[[list[_Part]], list[Any]], part: _Part) -> Any:
-        """Run a loop or a branch of this replica alone, if it meets no other there, else one for all replicas.
+        """Run a loop or branch alone if this replica does not synchronize in it, otherwise one for all replicas.
 
         Args:
-            alone: runs it.
-            joint: runs it for all; returns the results of each.
-            part: of this replica.
+            alone: function that runs it for this replica.
+            joint: function that runs it for all replicas; returns the results of each.
+            part: loop or branch of this replica.
         """
         if self._is_alone or not self.is_outermost:
             return alone()
@@ -127,16 +127,16 @@ class _Meeting(distribute_lib.ReplicaContext):
 
     @property
     def is_outermost(self) -> bool:
-        """Return whether replicas can meet in the graph being built."""
+        """Return whether replicas can synchronize in the graph under construction."""
         return not tf.executing_eagerly() and ops.get_default_graph() is self._graph
 
     def loop(self, cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any]) -> Any:
-        """Run one loop for all replicas, without trying whether they meet in it.
+        """Run one loop for all replicas, without testing whether they synchronize in it.
 
         Args:
-            cond: whether it goes on; that of the first replica counts.
-            body: of this replica.
-            loop_vars: of this replica.
+            cond: condition of the loop; that of the first replica is used.
+            body: body of this replica.
+            loop_vars: loop variables of this replica.
         """
         plain, _ = while_loop._khorovod_plain
         part = _Part((cond, body), (loop_vars, None), ag_ctx.control_status_ctx())
@@ -157,10 +157,10 @@ def call_for_each_replica(strategy: Any, fn: Callable[..., Any], args: Any, kwar
     """Call a function for each replica of this process.
 
     Args:
-        strategy: of the replicas.
+        strategy: strategy of the replicas.
         fn: the function.
-        args: its arguments, of which each replica gets its own.
-        kwargs: likewise.
+        args: its arguments; each replica gets its own part.
+        kwargs: its keyword arguments; each replica gets its own part.
     """
     if not tf.executing_eagerly():
         fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx())
@@ -174,7 +174,7 @@ def call_for_each_replica(strategy: Any, fn: Callable[..., Any], args: Any, kwar
 
 
 def _on_each(status: ag_ctx.ControlStatusCtx, functions: Sequence[Callable[[], Any]]) -> tuple[Any, ...]:
-    """Call one function for each replica, in the graph being built; return the results of each."""
+    """Call one function for each replica, in the graph under construction; return the results of each."""
     results: list[Any] = [None] * len(functions)
     strategy = tf.distribute.get_strategy()
 
@@ -188,17 +188,17 @@ def _on_each(status: ag_ctx.ControlStatusCtx, functions: Sequence[Callable[[], A
 
 
 def own_context() -> Any:
-    """Return the context of this replica where it is one of several of this process, else None."""
+    """Return the context of this replica if the process has several, else None."""
     context = tf.distribute.get_replica_context()
     return context if isinstance(context, _Meeting) else None
 
 
 def prepare() -> None:
-    """Let replicas of one process meet in TensorFlow's loops and branches; once per process."""
+    """Enable replicas of one process to synchronize in TensorFlow's loops and branches; call it once per process."""
     if hasattr(while_loop, "_khorovod_plain"):
         return
     while_loop._khorovod_plain = (plain_loop, plain_branch) = (while_loop.while_loop, tf_cond.cond)
-    # A device returns one result of all replicas: that of the first one.
+    # For all replicas, a device returns only the result of the first one.
     tf_session.register_session_run_conversion_functions(
         values.PerReplica, lambda held: (list(held.values), lambda fetched: fetched[0])
     )
@@ -227,7 +227,7 @@ def prepare() -> None:
 
 
 def _joint_loop(plain: Any, options: Any, keeps_structure: bool, parts: list[_Part]) -> list[Any]:
-    """Build one loop for all replicas: it lasts as long as that of the first."""
+    """Build one loop for all replicas; the first replica's condition ends it."""
     status = parts[0].status
     given = [tuple(part.values[0]) for part in parts]
     invariants = [part.values[1] for part in parts]
@@ -249,7 +249,7 @@ def _joint_loop(plain: Any, options: Any, keeps_structure: bool, parts: list[_Pa
 
 
 def _joint_branch(plain: Any, strict: bool, parts: list[_Part]) -> list[Any]:
-    """Build one branch for all replicas, which the first one's predicate chooses."""
+    """Build one branch for all replicas; the first replica's predicate selects it."""
     branches = [
         functools.partial(_on_each, parts[0].status, [part.functions[which] for part in parts]) for which in (0, 1)
     ]
@@ -259,7 +259,7 @@ def _joint_branch(plain: Any, strict: bool, parts: list[_Part]) -> list[Any]:
 
 
 def prepare_iterators(strategies: type) -> None:
-    """Let replicas take the next batch of a distributed dataset themselves, as the SDK's do; once per process.
+    """Enable replicas to take the next batch of a distributed dataset, as in the SDK; call it once per process.
 
     Args:
         strategies: class of the strategies.

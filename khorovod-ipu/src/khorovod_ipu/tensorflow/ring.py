@@ -1,4 +1,4 @@
-"""The collectives over TensorFlow's own rings, between the gRPC servers of the workers."""
+"""Collectives over TensorFlow's own rings, between the gRPC servers of the workers."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from khorovod_ipu.tensorflow.peers import WorkerLostError, WorkerWatch
 
 __all__ = ["RingCollectives"]
 
-#: The dtypes that TensorFlow's rings add; other numbers travel as one of these.
+#: The dtypes that TensorFlow's rings can sum; other numbers are converted to one of these.
 _SUMMED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _SENT = (*_SUMMED, tf.bool)
-#: Which worker this process is, by the addresses of all workers.
+#: Rank of this process, by the addresses of all workers.
 _own_ranks: dict[tuple[str, ...], int] = {}
-#: One group per strategy, in the order in which they are made; far from those of TensorFlow's own strategies.
+#: One group key per strategy, in order of creation; distinct from those of TensorFlow's own strategies.
 _groups = itertools.count(7061)
 
 
 class RingCollectives:
     """TensorFlow's ring collectives between the workers of a cluster.
 
-    With eager execution this worker's server is started at once, unless the script has started one, and all others are
-    waited for. In graphs of TensorFlow 1 the script, or the Estimator, starts the server.
+    With eager execution it starts this worker's server immediately, unless the script has started one, and waits for
+    all others. In graphs of TensorFlow 1 the script, or the Estimator, starts the server.
 
     Args:
         cluster: the workers.
-        settings: how long to wait for them, and for a tensor of one that is there.
+        settings: timeouts for the start of workers, and for a tensor of a running worker.
 
     Raises:
         ClusterError: this process is another worker of the same cluster.
@@ -99,7 +99,7 @@ class RingCollectives:
         self.wait_for_workers()
 
     def updated(self, config: Any) -> Any:
-        """Return a session's configuration with what the rings need.
+        """Return a session's configuration with the settings that the rings need.
 
         Args:
             config: a ``tf.compat.v1.ConfigProto``; is not changed.
@@ -112,10 +112,10 @@ class RingCollectives:
         return changed
 
     def wait_for_workers(self) -> None:
-        """Wait until all workers' servers are there; they are watched from then on.
+        """Wait until all workers' servers run, and watch them from then on.
 
         Raises:
-            Exception: ``tf.errors.UnavailableError``: a worker has not come.
+            Exception: ``tf.errors.UnavailableError``: a worker did not start in time.
         """
         try:
             if self.watch.wait_for_all(self.start_timeout_s):
@@ -124,7 +124,7 @@ class RingCollectives:
             raise tf.errors.UnavailableError(None, None, str(error)) from None
 
     def out_of_step(self) -> str:
-        """Return words for a collective that took longer than it may."""
+        """Return the error text for a collective that exceeded its time limit."""
         lost = self.watch.lost()
         return lost or (
             f"{self.cluster.describe(self.rank)}, this worker, waited {self._limit_s:g} s for a tensor of the others. "
@@ -134,7 +134,7 @@ class RingCollectives:
 
     @contextlib.contextmanager
     def ends_when_one_is_lost(self, session: Any) -> Iterator[None]:
-        """Close a session that runs while a worker is lost: TensorFlow would wait for it.
+        """Return a context that closes a session when a worker is lost: otherwise TensorFlow would wait for the worker.
 
         Args:
             session: runs within the block.
@@ -162,7 +162,7 @@ class RingCollectives:
         return self._launchers[is_eager]
 
     def _mark(self) -> None:
-        # Sessions of this graph wait for the workers, and tell who was lost.
+        # Sessions of this graph wait for the workers, and name lost workers.
         graph = tf.compat.v1.get_default_graph()
         while getattr(graph, "outer_graph", None) is not None:
             graph = graph.outer_graph

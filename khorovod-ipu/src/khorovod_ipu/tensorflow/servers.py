@@ -1,4 +1,4 @@
-"""The server of this worker, where TensorFlow's own collectives need one."""
+"""The server of this worker, which TensorFlow's own collectives need."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError
 
 __all__ = ["limit_exit", "note", "note_leader", "prepare", "target_of"]
 
-#: Servers cannot be stopped: one per address and process. None stands for one that eager execution has started.
+#: Servers by address; they cannot be stopped, so there is one per address and process. None: eager execution's server.
 _servers: dict[str, Any] = {}
-#: The leader of the collectives of each server, which needs it when it starts.
+#: Leader of the collectives, by server address; a server needs it at its start.
 _leaders: dict[str, str] = {}
-#: How many seconds the interpreter may take to end, with what else ends with it.
+#: Maximum seconds for the interpreter's exit, including its atexit work.
 _EXIT_S = 300.0
 
 
 class _Running:
-    """Stands for a server that eager execution has started.
+    """Placeholder for a server that eager execution has started.
 
     Args:
-        address: of it.
+        address: address of the server.
     """
 
     def __init__(self, address: str) -> None:
@@ -35,7 +35,7 @@ class _Running:
 
 
 def note(address: str) -> None:
-    """Remember that eager execution has started the server of an address.
+    """Record that eager execution has started the server at an address.
 
     Args:
         address: host and port.
@@ -45,15 +45,15 @@ def note(address: str) -> None:
 
 @functools.cache
 def limit_exit() -> None:
-    """Let the process end when its interpreter does not: TensorFlow's servers are taken down then, without a limit.
+    """Limit the time of the interpreter's exit, during which TensorFlow shuts its servers down without a limit.
 
-    It ends with code 1, and says on stderr where its threads were.
+    At the limit the process ends with code 1, and prints the stacks of its threads on stderr.
     """
     atexit.register(lambda: faulthandler.dump_traceback_later(_EXIT_S, exit=True))
 
 
 def note_leader(cluster: Cluster) -> None:
-    """Remember the leader of the collectives of this worker's server.
+    """Record the leader of the collectives of this worker's server.
 
     Args:
         cluster: the workers.
@@ -62,11 +62,11 @@ def note_leader(cluster: Cluster) -> None:
 
 
 def target_of(cluster: Cluster, session_config: Any) -> str:
-    """Return where sessions find this worker's server; start it if it does not run.
+    """Return the sessions' target for this worker's server; start the server if it does not run.
 
     Args:
         cluster: the workers.
-        session_config: of the sessions.
+        session_config: configuration of the sessions.
 
     Raises:
         ValueError: the port is in use.
@@ -89,7 +89,7 @@ def target_of(cluster: Cluster, session_config: Any) -> str:
 
 
 def prepare() -> None:
-    """Let scripts of TensorFlow 1 start a server that eager execution has started already; once per process."""
+    """Let TensorFlow 1 scripts "start" a server that eager execution has already started; call it once per process."""
     plain = server_lib.Server.__init__
     if hasattr(plain, "_khorovod"):
         return
@@ -113,7 +113,7 @@ def prepare() -> None:
 
 
 def _let_stand_ins_answer() -> None:
-    """Let the server that a script has got instead of a second one say where sessions find it, start, and be joined."""
+    """Give the placeholder server that a script gets instead of a second one its target, ``start`` and ``join``."""
     plain = server_lib.Server
     target, start, join = plain.target, plain.start, plain.join
 
@@ -121,11 +121,11 @@ def _let_stand_ins_answer() -> None:
         return self._server.target if isinstance(self._server, _Running) else str(target.__get__(self))
 
     def start_either(self: Any) -> None:
-        if not isinstance(self._server, _Running):  # that runs already
+        if not isinstance(self._server, _Running):  # a placeholder's server already runs
             start(self)
 
     def join_either(self: Any) -> None:
-        if isinstance(self._server, _Running):  # as TensorFlow's own, it never ends
+        if isinstance(self._server, _Running):  # like TensorFlow's own server, it never ends
             threading.Event().wait()
         join(self)
 
@@ -133,7 +133,7 @@ def _let_stand_ins_answer() -> None:
 
 
 def _address(definition: Any, job_name: Any = None, task_index: Any = None, *_: Any, **__: Any) -> str:
-    """Return the address of a server from its arguments; empty if they do not say it."""
+    """Return the address of a server from its arguments; empty if they do not contain it."""
     try:
         if hasattr(definition, "job_name"):
             job_name, task_index, definition = definition.job_name, definition.task_index, definition.cluster

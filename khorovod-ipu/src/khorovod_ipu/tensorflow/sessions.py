@@ -11,7 +11,7 @@ from tensorflow.python.client import session as tf_session
 
 __all__ = ["prepare"]
 
-#: How long the watch may take to notice what an error of gRPC tells already.
+#: Seconds to wait until the watch notices a loss that gRPC has already reported.
 _NOTICE_S = 10.0
 _OF_A_LOSS = (
     tf.errors.UnavailableError,
@@ -23,7 +23,7 @@ _OF_A_LOSS = (
 
 
 def prepare() -> None:
-    """Let operations of ``/device:IPU:0`` be placed on the host, and sessions name lost workers."""
+    """Place operations of ``/device:IPU:0`` on the host, and make sessions name lost workers."""
     tf.config.set_soft_device_placement(True)  # the same outside of sessions; it is off after some uses of graphs
     base = tf_session.BaseSession
     if hasattr(base, "_khorovod_plain"):
@@ -33,7 +33,7 @@ def prepare() -> None:
 
     @functools.wraps(plain_init)
     def init(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-        # The device is software: there is none of this name.
+        # The device is software, so TensorFlow has no device of this name.
         config = copy.deepcopy(config) if config is not None else tf.compat.v1.ConfigProto()
         config.allow_soft_placement = True
         plain_init(self, target, graph, config)

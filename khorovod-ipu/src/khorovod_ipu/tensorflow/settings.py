@@ -23,7 +23,7 @@ UTILITIES = (
 
 
 def _noted(*path: str, order: tuple[str, ...] = ()) -> Callable[..., IPUConfig]:
-    """Return a function that notes its arguments in a configuration, below a name; ``order`` names them by position."""
+    """Return a function that stores its arguments in a configuration, under a path; ``order`` names positional ones."""
 
     def note(opts: IPUConfig, *values: Any, **options: Any) -> IPUConfig:
         target: Any = opts
@@ -45,13 +45,13 @@ def create_ipu_config(**options: Any) -> IPUConfig:
 
 
 def auto_select_ipus(opts: IPUConfig, num_ipus: int) -> IPUConfig:
-    """Note in a configuration how many devices a program wants."""
+    """Store the wanted number of devices in a configuration."""
     opts.auto_select_ipus = num_ipus
     return opts
 
 
 def select_ipus(opts: IPUConfig, indices: Any) -> IPUConfig:
-    """Note in a configuration which devices a program wants."""
+    """Store the wanted devices in a configuration."""
     opts.select_ipus = indices
     return opts
 

@@ -1,4 +1,4 @@
-"""Adds to TensorFlow what scripts of the SDK expect and TensorFlow no longer has.
+"""Add parts to TensorFlow that scripts of the SDK expect and TensorFlow no longer has.
 
 Nothing happens unless a program imports ``tensorflow.python.ipu``; existing parts of TensorFlow stay, except that
 functions are not compiled.
@@ -23,7 +23,7 @@ __all__ = ["prepare"]
 
 
 def prepare() -> None:
-    """Add the missing parts to TensorFlow; any number of times.
+    """Add the missing parts to TensorFlow; may be called repeatedly.
 
     ``tf.estimator`` becomes the names that an IPUEstimator needs. ``tf.keras`` becomes Keras 2 if ``tf_keras`` is
     installed, no Keras was used before, and TF_USE_LEGACY_KERAS does not forbid it. Optimizers of TensorFlow 1
@@ -41,7 +41,7 @@ def prepare() -> None:
 
 
 def _first_versions() -> list[Any]:
-    """``tf.compat.v1``, of which ``import tensorflow.compat.v1`` makes another one, and that takes its place."""
+    """Return all ``tf.compat.v1`` modules: ``import tensorflow.compat.v1`` makes another one and replaces the first."""
     importlib.import_module("tensorflow.compat.v1")
     return [
         sys.modules[name] for name in ("tensorflow.compat.v1", "tensorflow._api.v2.compat.v1") if name in sys.modules
@@ -49,7 +49,7 @@ def _first_versions() -> list[Any]:
 
 
 def _choose_keras() -> None:
-    """Make ``tf.keras`` and ``import tensorflow.keras`` the same Keras 2, if nothing has used either before."""
+    """Make ``tf.keras`` and ``import tensorflow.keras`` the same Keras 2, if neither was used before."""
     modules = (tf, *_first_versions())
     used = any(vars(module.__dict__.get("keras")).get("_tfll_initialized", False) for module in modules)
     used = used or any(f"{module.__name__}.keras" in sys.modules for module in modules)
@@ -62,10 +62,10 @@ def _choose_keras() -> None:
 
 
 def _compile_nothing() -> None:
-    """Let functions of ``jit_compile=True`` run as others do.
+    """Make TensorFlow ignore ``jit_compile=True``.
 
-    Scripts of the SDK ask for it so that the device compiles. The software device has no compiler, and that of
-    TensorFlow for processors takes neither datasets' iterators nor reductions over workers.
+    Scripts of the SDK set it so that the device compiles. The software device has no compiler, and TensorFlow's
+    compiler for processors supports neither iterators of datasets nor reductions over workers.
     """
     base = polymorphic_function.Function
     if hasattr(base, "_khorovod_plain"):
@@ -82,12 +82,12 @@ def _compile_nothing() -> None:
 def _inner(variable: Any) -> Any:
     if isinstance(variable, (tf.Variable, tf.Tensor)):
         return variable
-    value = getattr(variable, "value", None)  # one of Keras 3, which says that it is a tensor, too
+    value = getattr(variable, "value", None)  # a Keras 3 variable, which also claims to be a tensor
     return value if isinstance(value, tf.Variable) else variable
 
 
 def _unwrap_variables() -> None:
-    """Let optimizers of TensorFlow 1 see the variables inside those of Keras 3."""
+    """Make optimizers of TensorFlow 1 use the variables inside Keras 3 variables."""
     base = tf.compat.v1.train.Optimizer
     if hasattr(base, "_khorovod_plain"):
         return

@@ -15,20 +15,20 @@ _DEVICE = "/device:IPU:0"
 
 
 class IPUMultiWorkerStrategy(HostReducedStrategy):
-    """Workers that TF_CONFIG or a cluster resolver names, combined by TensorFlow's own rings over gRPC.
+    """Workers from TF_CONFIG or a cluster resolver, combined by TensorFlow's own rings over gRPC.
 
-    With eager execution it must be made before anything else of TensorFlow; it starts this worker's server and waits
+    With eager execution it must be created before any other use of TensorFlow; it starts this worker's server and waits
     for the others. In graphs of TensorFlow 1 a script starts ``tf.distribute.Server`` itself and makes its sessions
     with ``update_config_proto``; an IPUEstimator does both.
 
     Args:
-        cluster_resolver: of the workers.
-        ipu_device: where replicas compute.
-        variables_on_host: keep variables, and with them the slots of optimizers, on the host.
+        cluster_resolver: cluster resolver of the workers.
+        ipu_device: device on which replicas compute.
+        variables_on_host: whether to keep variables, and so the slots of optimizers, on the host.
 
     Raises:
         ClusterError: TF_CONFIG or the cluster is wrong.
-        Exception: ``tf.errors.UnavailableError``: a worker did not come (in graphs at the first run).
+        Exception: ``tf.errors.UnavailableError``: a worker did not start in time (in graphs at the first run).
     """
 
     def __init__(self, cluster_resolver: Any, ipu_device: str = _DEVICE, variables_on_host: bool = False) -> None:
@@ -42,7 +42,7 @@ class IPUMultiWorkerStrategy(HostReducedStrategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver that the strategy was made with."""
+        """The resolver that was passed to the strategy."""
         return self._resolver
 
 
@@ -50,8 +50,8 @@ class IPUHorovodStrategy(HostReducedStrategy):
     """Ranks that ``mpirun`` or ``horovodrun`` started, combined by the engine of ``horovod.tensorflow``.
 
     Args:
-        ipu_device: where replicas compute.
-        variables_on_host: keep variables, and with them the slots of optimizers, on the host.
+        ipu_device: device on which replicas compute.
+        variables_on_host: whether to keep variables, and so the slots of optimizers, on the host.
 
     Raises:
         ValueError: ``hvd.init()`` was not called.
@@ -68,7 +68,7 @@ class IPUStrategy(HostReducedStrategy):
     """One process with one device.
 
     Args:
-        ipu_device: where it computes.
+        ipu_device: device on which it computes.
         enable_dataset_iterators: accepted.
         enable_keras_extensions: accepted.
     """
@@ -83,14 +83,14 @@ class IPUStrategy(HostReducedStrategy):
 class PopDistStrategy(HostReducedStrategy):
     """Instances that ``poprun`` started, combined by the engine of ``horovod.tensorflow``.
 
-    The replicas of an instance take turns, each with its own copy of the variables, and meet where they combine values.
+    The replicas of an instance run in turn, each with its own copy of variables; they synchronize to combine values.
 
     Args:
-        ipu_device: where replicas compute.
-        add_ipu_cross_replica_reductions: False leaves values of the device alone when they are reduced.
+        ipu_device: device on which replicas compute.
+        add_ipu_cross_replica_reductions: False does not reduce values of the device.
         enable_dataset_iterators: accepted.
-        enable_keras_extensions: each replica takes whole batches of the data that Keras gets; False cuts every batch
-            into as many parts as there are replicas, as TensorFlow's strategies do.
+        enable_keras_extensions: whether each replica takes whole batches of Keras' data; False splits every batch among
+            the replicas, as TensorFlow's strategies do.
 
     Raises:
         RuntimeError: the numbers of processes and instances differ.
@@ -120,10 +120,10 @@ class PopDistStrategy(HostReducedStrategy):
         return super().scope()
 
     def update_ipu_config(self, config: Any) -> Any:
-        """Note in a configuration which instance this is.
+        """Store this instance's index in a configuration.
 
         Args:
-            config: an IPUConfig; is changed and returned.
+            config: an IPUConfig; it is changed and returned.
         """
         distribution = config.experimental.multi_replica_distribution
         distribution.process_count = self.extended._collectives.size

@@ -1,4 +1,4 @@
-"""One strategy, for any collectives: the replicas of a worker take turns, values are reduced on the host."""
+"""Strategy for any collectives: the replicas of a worker run in turn, and values are reduced on the host."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class HostReducedStrategy(distribute_lib.Strategy):
     """A strategy whose workers combine tensors on their hosts.
 
     Args:
-        collectives: combine tensors.
-        ipu_device: where replicas compute; the software device is part of the host's processor.
-        variables_on_host: keep variables, and with them the slots of optimizers, on the host.
-        replicas: of each worker.
+        collectives: collectives that combine tensors.
+        ipu_device: device on which replicas compute; the software device is part of the host's processor.
+        variables_on_host: whether to keep variables, and so the slots of optimizers, on the host.
+        replicas: number of replicas of each worker.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class HostReducedStrategy(distribute_lib.Strategy):
         super().__init__(HostReducedExtended(self, collectives, ipu_device, variables_on_host, replicas))
 
     def experimental_run_v2(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``fn`` on this worker's replicas: the name that ``run`` had in TensorFlow 1.
+        """Call ``fn`` on this worker's replicas, under the TensorFlow 1 name of ``run``.
 
         Args:
-            fn: what to call.
+            fn: the function to call.
             args: its arguments.
             kwargs: its keyword arguments.
         """
@@ -70,13 +70,13 @@ class HostReducedStrategy(distribute_lib.Strategy):
 
         Args:
             reduce_op: ``tf.distribute.ReduceOp`` or its name.
-            value: of each worker.
-            axis: also combine along this dimension; None leaves each value's dimensions alone.
+            value: value of each worker.
+            axis: dimension along which to combine, too; None keeps each value's dimensions.
         """
         return super().reduce(reduce_op, value, axis)
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """Return a session's configuration with what this strategy needs.
+        """Return a session's configuration with the settings that this strategy needs.
 
         Args:
             config_proto: a ``tf.compat.v1.ConfigProto``; is not changed.
@@ -115,10 +115,10 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         distribute_lib.StrategyExtendedV1.__init__(self, container_strategy)
         self._collectives = collectives
         self._variables_on_host = variables_on_host
-        self._is_begun_later = False  # an Estimator gives all variables worker 0's values when its session begins
-        #: PopDistStrategy can leave values of the device as they are.
+        self._is_begun_later = False  # an Estimator copies worker 0's values to all workers at the start of its session
+        #: Whether values of the device are reduced; PopDistStrategy can turn this off.
         self._reduces_device_values = True
-        #: Keras passes batches to PopDistStrategy that are each replica's own.
+        #: Whether each replica takes whole batches; PopDistStrategy turns this on for Keras.
         self.takes_whole_batches = False
         self._whole: Callable[[Any], Any] | None = None
         self._communication_options = collective_util.Options()
@@ -130,7 +130,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         self._cross_device_ops = HostReductions(collectives)
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.experimental_enable_get_next_as_optional = True
-        # One value per worker, regardless of the name of the device.
+        # Keep one value per worker, independent of the device's name.
         self._use_var_policy = False
 
     # -- variables -----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         return (self._host_device,) * len(self._devices) if on_host else self._devices
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        keras_input.prepare()  # also of a Keras that was loaded inside of the scope
+        keras_input.prepare()  # also for a Keras that was loaded inside the scope
         colocate_with = kwargs.pop("colocate_with", None)
         if isinstance(colocate_with, numpy_dataset.SingleDevice):
             with tf.device(colocate_with.device):
@@ -149,7 +149,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         if colocate_with is not None:
             devices = colocate_with._devices
 
-        # It begins with 0 everywhere; hooks of single workers look at its initial value.
+        # The global step begins with 0 on all workers; hooks of single workers read its initial value.
         is_global_step = tf.compat.v1.GraphKeys.GLOBAL_STEP in (kwargs.get("collections") or ())
 
         def create(**kwargs: Any) -> list[Any]:
@@ -192,7 +192,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
         if isinstance(fn, def_function.Function):
-            # The function itself, and not what calls it, is entered as a replica: merge_call cannot leave a graph.
+            # Enter the replica context inside the function, not around its caller: merge_call cannot leave a graph.
             wrapped = self._functions.get(fn)
             if wrapped is None:
                 inner = fn.python_function
@@ -211,7 +211,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
             return fn(*distribute_utils.select_replica(0, args), **distribute_utils.select_replica(0, kwargs))
 
     def _use_merge_call(self) -> bool:
-        return len(self._devices) > 1  # a replica alone combines its values itself, wherever it is
+        return len(self._devices) > 1  # a single replica combines its values itself
 
     # -- combining -----------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     @contextlib.contextmanager
     def whole_batches(self, change: Callable[[Any], Any]) -> Iterator[None]:
-        """Give replicas whole batches of datasets that are distributed in the block; ``change`` may replace them."""
+        """Return a context in which distributed datasets give replicas whole batches; ``change`` may replace them."""
         self._whole = change
         try:
             yield
@@ -280,7 +280,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         if self._whole is not None:
             whole = self._whole(dataset)
             return self._distribute_datasets_from_function(lambda _: whole, options)
-        # In graphs of TensorFlow 1 it has iterators that are initialised, `make_initializable_iterator()`.
+        # In graphs of TensorFlow 1 datasets need `make_initializable_iterator()`.
         eager = ops.executing_eagerly_outside_functions()
         make = input_util.get_distributed_dataset if eager else input_lib_v1.DistributedDatasetV1
         return make(
@@ -333,7 +333,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         return super()._update_config_proto(config_proto)
 
     def _in_multi_worker_mode(self) -> bool:
-        # TensorFlow's iterators ask: then a replica without a batch gets an empty one while others have data.
+        # TensorFlow's iterators read this: a replica without a batch then gets an empty one while others have data.
         return self._num_replicas_in_sync > 1
 
     @property
@@ -365,17 +365,17 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Every worker has a graph of its own."""
+        """Return True: every worker has its own graph."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Worker 0 writes checkpoints."""
+        """Whether this worker writes checkpoints: only worker 0 does."""
         return self._collectives.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Worker 0 writes summaries."""
+        """Whether this worker writes summaries: only worker 0 does."""
         return self._collectives.rank == 0
 
 
@@ -384,7 +384,7 @@ def _is_slices(value: Any) -> bool:
 
 
 def _checked(device: str, replicas: int) -> list[str]:
-    """Return the devices of this worker's replicas, of which the first is named."""
+    """Return the devices of this worker's replicas, starting from the named one."""
     spec = tf.DeviceSpec.from_string(device)
     if spec.device_type is None or spec.job is not None:
         raise ValueError(f"ipu_device must be a device of this worker, such as /device:IPU:0. Received: {device!r}")

@@ -31,7 +31,7 @@ def _slice(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 @operator("ShapedDropout", domain=GRAPHCORE)
 def _shaped_dropout(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    """The mask has a shape of its own, and is spread over the tensor."""
+    """Apply dropout with a mask of a given shape, broadcast over the tensor."""
     x, ratio = inputs[0], node.attributes.get("ratio", 0.5)
     if not run.training or x.is_meta:
         return x * torch.ones(node.attributes["shape"], device=x.device)
@@ -39,7 +39,7 @@ def _shaped_dropout(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 
 def _place(node: GraphNode, x: torch.Tensor, where: torch.Tensor) -> tuple[slice, ...]:
-    """Return the part that a dynamic operator selects: a tensor says where it begins; its size is known."""
+    """Return the part that a dynamic operator selects: a tensor holds its start; its size is known."""
     axes, sizes = node.attributes["axes"], node.attributes["sizes"]
     starts = [0] * len(axes) if where.is_meta else [int(start) for start in where.reshape(-1).tolist()]
     if len(starts) != len(axes) or len(sizes) != len(axes):

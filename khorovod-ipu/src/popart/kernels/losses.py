@@ -1,4 +1,4 @@
-"""Losses of ``ai.graphcore``, with the gradients that PopART gives them."""
+"""Losses of ``ai.graphcore``, with PopART's gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, oper
 
 __all__: list[str] = []
 
-#: A probability in a logarithm is at least this; in the divisor of the gradient, at least the other.
+#: Lower bound of a probability in the logarithm, by dtype; the gradient's divisor has another bound.
 _LEAST = {torch.float16: 6.104e-05}
 _LEAST_OTHERWISE = 1e-7
 _LEAST_DIVISOR = 1e-10
@@ -25,7 +25,7 @@ def _reduced(attributes: Any, x: torch.Tensor, count: Any = None) -> torch.Tenso
 
 
 class _NegativeLogLikelihood(torch.autograd.Function):
-    """Of probabilities: ``-log(max(p, least))`` at the label, whose gradient is ``-1 / max(p, 1e-10)`` there."""
+    """Loss of probabilities: ``-log(max(p, least))`` at the label; its gradient there is ``-1 / max(p, 1e-10)``."""
 
     @staticmethod
     def forward(ctx: Any, probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ class _NegativeLogLikelihood(torch.autograd.Function):
 
 
 class _SoftmaxCrossEntropy(torch.autograd.Function):
-    """The same value; differentiated together with the softmax before it: ``p - 1`` at the label, ``p`` elsewhere."""
+    """The same loss, differentiated together with the preceding softmax: ``p - 1`` at the label, ``p`` elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def _nllloss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 @operator("ReplicatedAllReduce", domain=GRAPHCORE)
 def _replicated_allreduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    """Of one replica it is the tensor itself; several run one after the other here, and cannot wait for each other."""
+    """Return the tensor of a single replica; refuse several, which run in turn and cannot wait for each other."""
     if run.replicas > 1:
         raise popart_exception(
             f"replicatedallreduce {node.name!r} inside of the graph needs replicas that run side by side; the software "

@@ -1,4 +1,4 @@
-"""Operators that make elements by chance or by counting, and those that find them by lists of places."""
+"""Operators that generate random or counted elements, and operators that select elements by index lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _dtype(node: GraphNode, otherwise: torch.dtype = torch.float32) -> torch.dty
 
 
 def _by_chance(run: GraphRun, node: GraphNode, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Fresh numbers of every micro-batch, from the session's seed; only their shape where nothing is computed."""
+    """Return new random numbers for every micro-batch, from the session's seed; only a shape on meta tensors."""
     device = "meta" if run.generator is None else "cpu"
     kind, values = node.op.removesuffix("Like"), node.attributes
     if kind == "RandomNormal":
@@ -50,7 +50,7 @@ def _space_to_depth(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, block = inputs[0], node.attributes["blocksize"]
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // block, block, width // block, block)
-    # ONNX puts the place inside of the block before the channel.
+    # ONNX orders the position inside the block before the channel.
     return parts.permute(0, 3, 5, 1, 2, 4).reshape(batch, channels * block**2, height // block, width // block)
 
 
@@ -63,7 +63,7 @@ def _gather_elements(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 
 def _each(places: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Lists of places in the first dimensions, as torch takes them."""
+    """Return index lists of the first dimensions, in torch's format."""
     return tuple(place.to(torch.int64) for place in places.unbind(-1))
 
 

@@ -92,7 +92,7 @@ def _average_pool(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     mean = pool(F.pad(x, _flat(pads)), kernel, strides, 0, ceil)
     if node.attributes.get("count_include_pad") or not any(map(any, pads)):
         return mean
-    share = pool(F.pad(torch.ones_like(x), _flat(pads)), kernel, strides, 0, ceil)  # of what was really there
+    share = pool(F.pad(torch.ones_like(x), _flat(pads)), kernel, strides, 0, ceil)  # without padding
     return mean / share
 
 

@@ -18,7 +18,7 @@ def _by_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @operator("BatchNormalization")
 def _batch_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    """With five outputs, in training, by the batch's own statistics, which also move the running ones."""
+    """Normalize; with five outputs, in training, use the batch's statistics and update the running ones."""
     x, scale, shift, mean, variance = inputs
     epsilon, momentum = node.attributes.get("epsilon", 1e-5), node.attributes.get("momentum", 0.9)
     outputs: tuple[Any, ...] = (mean, variance, mean, variance)
@@ -40,7 +40,7 @@ def _batch_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 @operator("GroupNormalization", domain=GRAPHCORE)
 def _group_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    """One group is layer normalization."""
+    """Normalize over groups of channels; one group is layer normalization."""
     x, scale, shift = inputs
     groups, epsilon = int(node.attributes["num_groups"]), node.attributes.get("epsilon", 1e-5)
     y = F.group_norm(x, groups, scale, shift, epsilon)
@@ -51,7 +51,7 @@ def _group_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 @operator("LRN")
 def _local_response(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    """By hand: torch's divides by the window's size at the borders as well, and from the other side of the middle."""
+    """Normalize across channels; torch's version divides differently at borders, and has another window center."""
     x, size = inputs[0], node.attributes["size"]
     alpha, beta = node.attributes.get("alpha", 1e-4), node.attributes.get("beta", 0.75)
     before, after = (size - 1) // 2, size // 2

@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
 }
-#: ONNX's attributes that the device's layers do not have.
+#: ONNX's attributes that the device's layers do not support.
 _NOT_HERE = ("activation_alpha", "activation_beta", "clip", "input_forget")
 
 
@@ -31,11 +31,11 @@ class _Direction:
     """One direction of a layer.
 
     Attributes:
-        weight: for what comes in, gates times hidden by input.
-        recurrence: for the state, gates times hidden by hidden.
-        biases: of both, gates times hidden each.
-        functions: activations, in ONNX's order.
-        attributes: of the node.
+        weight: weights of the input, gates times hidden by input.
+        recurrence: weights of the state, gates times hidden by hidden.
+        biases: biases of input and state, gates times hidden each.
+        functions: activation functions, in ONNX's order.
+        attributes: attributes of the node.
     """
 
     weight: Tensor
@@ -82,7 +82,7 @@ def _of_rnn(d: _Direction) -> _Step:
 
 
 def _functions(node: GraphNode, default: list[str], directions: int) -> list[list[Callable[[Tensor], Tensor]]]:
-    """Activations of each direction."""
+    """Return the activation functions of each direction."""
     names = node.attributes.get("activations") or default * directions
     unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
     others = [name for name in _NOT_HERE if node.attributes.get(name)] + ["peepholes"] * bool(node.inputs[7:8] > ("",))
@@ -124,7 +124,7 @@ def _run_layer(node: GraphNode, inputs: Inputs, gates: int, default: list[str], 
 def _through_time(
     x: Tensor, own: _Direction, step: _Step, state: tuple[Tensor, ...], lengths: Any, backwards: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the outputs of all times, 0 behind a sequence's end, and the last state."""
+    """Return the outputs of all time steps, 0 after a sequence's end, and the last state."""
     fed = F.linear(x, own.weight, own.biases[0])
     found: list[Tensor] = []
     times = range(x.shape[0])

@@ -47,7 +47,7 @@ _REDUCTIONS: dict[str, Callable[[Any, Any, bool], Any]] = {
 def _reduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, axes = inputs[0], numbers(node, inputs, "axes", 1)
     axes = list(range(x.dim())) if axes is None else axes
-    if not axes:  # torch takes no dimension for all of them: each element is reduced by itself
+    if not axes:  # ONNX: an empty list reduces each element alone, but torch would reduce all
         return _REDUCTIONS[node.op](x.unsqueeze(-1), [-1], False)
     return _REDUCTIONS[node.op](x, axes, bool(node.attributes.get("keepdims", 1)))
 
@@ -77,7 +77,7 @@ def _cumsum(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 
 
 def _over_rows(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Before operator set 13, the axis says where a matrix is made of the tensor, whose rows are then treated."""
+    """Apply a function to rows: before operator set 13, the axis splits the dimensions into rows and columns."""
 
     def of_matrix(attributes: Any, x: torch.Tensor) -> torch.Tensor:
         axis = attributes.get("axis", 1) % max(x.dim(), 1)

@@ -29,11 +29,11 @@ class GraphNode:
     Attributes:
         op: type of the operator.
         domain: ``""`` for ONNX's own, or ``ai.graphcore``.
-        name: what it is called in messages.
-        inputs: ids; empty for an optional one that is left out.
+        name: name in messages.
+        inputs: ids; empty for an omitted optional input.
         outputs: ids.
-        attributes: by name, as plain values of Python or arrays.
-        logits: id of what the softmax before a loss was made of, where both are differentiated as one.
+        attributes: plain Python values or arrays, by name.
+        logits: id of the input of the softmax before a loss, if both are differentiated as one.
     """
 
     op: str
@@ -57,8 +57,8 @@ class GraphRun:
     Attributes:
         values: the tensors computed so far, by id.
         training: whether normalization and dropout behave as in training.
-        generator: of random numbers.
-        replicas: of the graph in this process.
+        generator: random number generator.
+        replicas: number of replicas of the graph in this process.
         assigned: new values of weights without gradients, such as running means.
     """
 
@@ -74,11 +74,11 @@ Kernel = Callable[[GraphRun, GraphNode, Inputs], Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """A kernel and how it reads.
+    """A kernel, and the inputs that it needs for shapes.
 
     Attributes:
         kernel: the function; returns one tensor, or one per output.
-        reads: positions of inputs whose values decide about shapes.
+        reads: positions of inputs whose values determine shapes.
     """
 
     kernel: Kernel
@@ -104,8 +104,8 @@ def simple(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX, reads:
 
     Args:
         kernels: the functions.
-        domain: of the operators.
-        reads: positions of inputs whose values decide about shapes.
+        domain: domain of the operators.
+        reads: positions of inputs whose values determine shapes.
     """
 
     def kernel_of(function: Callable[..., Any]) -> Kernel:
@@ -120,7 +120,7 @@ def plain(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX) -> None
 
     Args:
         kernels: the functions.
-        domain: of the operators.
+        domain: domain of the operators.
     """
 
     def without_attributes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +133,7 @@ def find(domain: str, op: str) -> Operator:
     """Return an operator.
 
     Raises:
-        popart_exception: the software device does not have it.
+        popart_exception: the software device does not have the operator.
     """
     found = _OPERATORS.get((domain, op))
     if found is None:
@@ -146,7 +146,7 @@ def compute(run: GraphRun, node: GraphNode) -> None:
     """Compute a node of a run.
 
     Raises:
-        popart_exception: the software device does not have it.
+        popart_exception: the software device does not have the operator.
     """
     inputs = [run.values[name] if name else None for name in node.inputs]
     found = find(node.domain, node.op).kernel(run, node, inputs)

@@ -1,4 +1,4 @@
-"""Operators that move elements, cut them out, put them together, or make them from nothing."""
+"""Operators that move, slice, join or create elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["numbers"]
 
 
 def numbers(node: GraphNode, inputs: Inputs, name: str, position: int, default: Any = None) -> Any:
-    """An attribute in older operator sets, an input in newer ones."""
+    """Return numbers from an attribute (older operator sets) or from an input (newer ones)."""
     if name in node.attributes:
         return node.attributes[name]
     if len(inputs) > position and inputs[position] is not None:

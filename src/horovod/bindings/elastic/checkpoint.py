@@ -27,7 +27,7 @@ _ALIGN = 64
 
 
 def newest(folder: str) -> tuple[Path, int] | None:
-    """Return the file of a folder that has the most progress, and its progress; None if there is none."""
+    """Return the checkpoint with the most progress in a folder, and its progress; None if there is none."""
     with contextlib.suppress(FileNotFoundError):
         found = [(int(match[1]), path) for path in Path(folder).iterdir() if (match := _NAME.fullmatch(path.name))]
         if found:
@@ -37,19 +37,19 @@ def newest(folder: str) -> tuple[Path, int] | None:
 
 
 def remove(folder: str, up_to: int) -> None:
-    """Remove the files of a folder with at most this progress."""
+    """Remove the checkpoints in a folder that have at most this progress."""
     for path in Path(folder).glob("elastic-*.state"):
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) <= up_to:
             path.unlink(missing_ok=True)
 
 
 def write(folder: str, progress: int, values: Mapping[str, Any]) -> Path:
-    """Write a file at once: there is all of it, or none. Those with less progress are removed.
+    """Write a checkpoint atomically, and remove checkpoints with less progress.
 
     Args:
-        folder: where; it is created if needed.
-        progress: completed steps; several ranks may write the same.
-        values: as ``read`` is to return it. Values of other types than those above are left out, with a warning.
+        folder: target folder; it is created if needed.
+        progress: number of completed steps; several ranks may write the same number.
+        values: the values that ``read`` will return. Values of other types than those above are skipped with a warning.
 
     Raises:
         OSError: the file cannot be written.
@@ -76,11 +76,11 @@ def write(folder: str, progress: int, values: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what ``write`` was given.
+    """Return the values that ``write`` stored.
 
     Raises:
-        ValueError: the file is damaged, or something else.
-        OSError: it cannot be read.
+        ValueError: the file is damaged, or is no checkpoint.
+        OSError: the file cannot be read.
     """
     data = path.read_bytes()
     start = len(_MAGIC) + 8
@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _name(dtype: np.dtype[Any]) -> str:
-    # Dtypes that others have added to numpy, such as bfloat16, are known by their names only.
+    # ``dtype.str`` does not identify dtypes that other packages added to numpy, such as bfloat16.
     return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
 
 
@@ -113,7 +113,7 @@ class _Unknown(Exception):
 
 
 def _packed(value: Any, arrays: list[np.ndarray[Any, Any]], place: str) -> Any:
-    """Return a value as JSON has it; arrays are replaced by their numbers."""
+    """Return a value in JSON form; arrays are replaced by their indices in ``arrays``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):

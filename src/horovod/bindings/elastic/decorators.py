@@ -1,4 +1,4 @@
-"""``run`` and ``step`` for frameworks that make errors of their own out of ours."""
+"""``run`` and ``step`` for frameworks that convert our errors into their own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def decorators(
     """Return ``run`` and ``step`` of a framework.
 
     Args:
-        typed: returns a context that raises our own error where the framework makes another one of it.
-        wait: waits until values are computed, so that what fails does so in its step.
+        typed: returns a context that raises our original error instead of the framework's converted one.
+        wait: waits until values are computed, so that an error is raised in the step that caused it.
     """
 
     def around(decorate: F) -> F:

@@ -1,4 +1,4 @@
-"""The random generators of Python and numpy: read, and set back."""
+"""The random generators of Python and numpy: read and restore their states."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Generator(NamedTuple):
     """A random generator of this process.
 
     Attributes:
-        read: returns its state, which it does not change afterwards.
-        write: sets such a state.
-        seed: starts it anew from a number below 2**32.
+        read: returns a copy of the generator's state.
+        write: sets a state that ``read`` returned.
+        seed: seeds the generator with a number below 2**32.
     """
 
     read: Callable[[], Any]
@@ -50,7 +50,7 @@ def fingerprint(states: Sequence[Any]) -> str:
 
 
 def derived_seed(states: Sequence[Any], rank: int) -> int:
-    """Return a seed for a rank that is new among others with the given states; another one for each rank."""
+    """Return a seed for a new rank, derived from the other ranks' states; it differs between ranks."""
     hashed = _hash(states)
     hashed.update(str(rank).encode())
     return int.from_bytes(hashed.digest()[:4], "little")

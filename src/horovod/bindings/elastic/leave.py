@@ -1,4 +1,4 @@
-"""A process that is asked to end, by SIGTERM, leaves its job without harm to the others."""
+"""Let a process that receives SIGTERM leave its job without harm to the other ranks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ F = TypeVar("F", bound=Callable[[], Any])
 
 _functions: list[Callable[[], Any]] = []
 _is_asked = False
-#: The handler of SIGTERM without this module.
+#: The handler of SIGTERM before this module replaced it.
 _before: Any = signal.SIG_DFL
 
 
 def on_leave(function: F) -> F:
-    """Have a function called before this process leaves its job, because SIGTERM asked it to or its host is withdrawn.
+    """Register a function to call before this process leaves its job after SIGTERM or after losing its host.
 
-    In an elastic job the others take over at the next commit or step. Then the functions run, the last one that was
-    added first, and the process ends with exit code 0. A machine that is taken away grants some seconds for all of
-    this. Elsewhere the functions run at once, and SIGTERM then does what it did before.
+    In an elastic job the other ranks take over at the next commit or step. Then the functions run in reverse order of
+    registration, and the process ends with exit code 0. A preempted machine grants only some seconds for all of this.
+    In other jobs the functions run immediately, and then the previous handler of SIGTERM runs.
 
     Args:
         function: takes no arguments and calls no collectives.
 
     Returns:
-        The function, so that this can be a decorator.
+        The function, so that ``on_leave`` can be used as a decorator.
     """
     _functions.append(function)
     if len(_functions) == 1 and not _is_ours():
@@ -43,7 +43,7 @@ def on_leave(function: F) -> F:
 
 
 def run_functions() -> None:
-    """Call the functions, each once, whatever they raise."""
+    """Call each registered function once; log an exception and go on."""
     while _functions:
         try:
             _functions.pop()()
@@ -58,7 +58,7 @@ def was_asked() -> bool:
 
 @contextmanager
 def leaving_allowed() -> Iterator[None]:
-    """While the context lasts, let SIGTERM ask the job service for a membership without this process."""
+    """Return a context in which SIGTERM makes this process ask the job service for a membership without it."""
     listens = context.is_elastic() and _listen(_ask)
     try:
         yield
@@ -72,7 +72,7 @@ def _is_ours() -> bool:
 
 
 def _listen(handler: Any) -> bool:
-    """Set the handler of SIGTERM; return False where that is not possible."""
+    """Set the handler of SIGTERM; return False in threads other than the main thread."""
     global _before
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -85,7 +85,7 @@ def _listen(handler: Any) -> bool:
 def _ask(signum: int, frame: FrameType | None) -> None:
     global _is_asked
     _is_asked = True
-    # A second signal means that it is urgent.
+    # A second SIGTERM ends the process immediately.
     signal.signal(signal.SIGTERM, _end_at_once)
     context.leave_job()
 

@@ -1,4 +1,4 @@
-"""Horovod's notices of changed hosts, for scripts and libraries that pass them on to a state."""
+"""Horovod's notifications of changed hosts, for scripts and libraries that pass them on to a state."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class HostUpdateResult(enum.IntFlag):
 
 
 class HostListener(Protocol):
-    """Takes notices."""
+    """Receives notifications of changed hosts."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Take a notice.
+        """Receive a notification.
 
         Args:
-            timestamp: when, in seconds; later than that of the notice before.
+            timestamp: time of the change in seconds; later than the previous timestamp.
             update_res: a ``HostUpdateResult``.
         """
 
 
 class WorkerNotificationManager:
-    """Tells listeners that hosts have changed. The job service itself is asked by ``State.check_host_updates``."""
+    """Tells listeners that hosts have changed. ``State.check_host_updates`` asks the job service itself."""
 
     def __init__(self) -> None:
         self._listeners: list[HostListener] = []
@@ -52,5 +52,5 @@ class WorkerNotificationManager:
             listener.on_hosts_updated(timestamp, update_res)
 
 
-#: Horovod's name for the one of this process.
+#: The manager of this process, under Horovod's name.
 notification_manager = WorkerNotificationManager()

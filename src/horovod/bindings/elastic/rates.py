@@ -1,4 +1,4 @@
-"""A learning rate that follows the number of ranks, or a number of accumulated batches that makes up for it."""
+"""A learning rate, or a number of accumulated batches, that follows the number of ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ __all__ = ["LearningRateScale", "passes_for"]
 class LearningRateScale:
     """Keeps a learning rate in proportion to the number of ranks.
 
-    Make it an attribute of the state, and call ``step()`` before each step of the optimizer. Learning rates are
-    multiplied, so schedulers that multiply them, too, can be used beside it. A failed step leaves them as they were.
+    Make it an attribute of the state, and call ``step()`` before each step of the optimizer. It multiplies the learning
+    rates, so it can be combined with schedulers that multiply them too. A failed step leaves the rates unchanged.
 
     Args:
-        groups: what has learning rates, which are those for ``reference_size`` ranks: ``optimizer.param_groups`` of
-            PyTorch; an optimizer of Keras or a list of them; nothing, ``()``, where the program itself multiplies its
-            updates by what ``step()`` returns, as in JAX.
-        reference_size: number of ranks for which the rates are meant.
-        ramp_steps: steps after a change until the rate has its new value; it changes evenly.
+        groups: objects with learning rates for ``reference_size`` ranks: ``optimizer.param_groups`` of PyTorch; a Keras
+            optimizer or a list of them; ``()`` if the program multiplies its updates by ``step()`` itself, as in JAX.
+        reference_size: number of ranks for which the learning rates were chosen.
+        ramp_steps: number of steps over which the rate changes linearly to its new value.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: ``reference_size`` or ``ramp_steps`` is out of range.
         RequestError: an optimizer follows a schedule of its own.
     """
 
@@ -37,21 +36,21 @@ class LearningRateScale:
         self._groups = [groups] if hasattr(groups, "learning_rate") else groups
         self._reference, self._ramp = reference_size, ramp_steps
         self._factor, self._target, self._left = 1.0, 1.0, 0
-        #: State and rates after the last step that was done, while another one is under way.
+        #: State and rates after the last completed step, while the next step runs.
         self._confirmed: tuple[dict[str, float], list[Any]] | None = None
         for group in self._groups:
             _set_rate(group, _rate(group))
 
     @property
     def factor(self) -> float:
-        """By how much the rates are multiplied now."""
+        """Present factor of the learning rates."""
         return self._factor
 
     def step(self) -> float:
         """Adapt the rates to the present number of ranks.
 
         Returns:
-            By how much they are multiplied now.
+            The present factor of the learning rates.
         """
         rates = [_rate(group) for group in self._groups]
         if self._confirmed is None:
@@ -68,11 +67,11 @@ class LearningRateScale:
         return self._factor
 
     def confirm(self) -> None:
-        """Keep the rates: the step is done; a state calls this."""
+        """Keep the rates of a completed step; the state calls this."""
         self._confirmed = None
 
     def reset(self) -> None:
-        """Set the rates back to those of the last step that was done; a state calls this."""
+        """Restore the rates of the last completed step; the state calls this."""
         if self._confirmed is not None:
             state, rates = self._confirmed
             self.load_state_dict(state)
@@ -80,11 +79,11 @@ class LearningRateScale:
                 _set_rate(group, rate)
 
     def state_dict(self) -> dict[str, float]:
-        """Return what ``load_state_dict`` takes; the rates themselves are part of the optimizer's state."""
+        """Return the state for ``load_state_dict``; the rates themselves are part of the optimizer's state."""
         return {"factor": self._factor, "target": self._target, "left": self._left}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict()`` was called."""
+        """Load the result of ``state_dict()``."""
         self._factor, self._target, self._left = state_dict["factor"], state_dict["target"], state_dict["left"]
         self._confirmed = None
 
@@ -109,14 +108,14 @@ def _set_rate(group: Any, rate: Any) -> None:
 
 
 def passes_for(global_batch_size: int, batch_size: int) -> int:
-    """Return how many batches each rank accumulates so that a step sees at least so many samples, with all ranks.
+    """Return the number of batches that each rank accumulates to reach a global batch size.
 
     Args:
-        global_batch_size: samples in a step.
+        global_batch_size: minimum number of samples in a step, over all ranks.
         batch_size: samples of one rank in a backward pass.
 
     Raises:
-        ValueError: a number is less than 1.
+        ValueError: an argument is less than 1.
     """
     if global_batch_size < 1 or batch_size < 1:
         raise ValueError(f"sizes of batches must be 1 or more. Received: {global_batch_size}, {batch_size}")

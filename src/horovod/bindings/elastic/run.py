@@ -1,4 +1,4 @@
-"""The loop around a training function: after a loss or a change the ranks meet anew, and it is called again."""
+"""The loop around a training function: after a lost rank or a membership change, rendezvous and call it again."""
 
 from __future__ import annotations
 
@@ -38,53 +38,53 @@ _Cause = HorovodInternalError | HostsUpdatedInterrupt
 
 _comm = Collectives(NumpyAdapter())
 
-#: Mistakes of the script, and the end of the job: another try would fail as well.
+#: Errors of the script, and the end of the job: a retry would fail, too.
 _FINAL = (DeadlockError, InitError, MismatchError, NotInitializedError, RequestError)
 
 
 class _Job(Protocol):
-    """How the members of a job meet."""
+    """Rendezvous and synchronization of a job's members."""
 
     def enter(self, state: State) -> None:
-        """Meet for the first time."""
+        """Do the first rendezvous."""
 
     def takes(self, error: HorovodInternalError) -> bool:
-        """Whether to meet anew after an error."""
+        """Return whether to rendezvous again after an error."""
 
     def renew(self, state: State) -> None:
-        """Meet anew."""
+        """Rendezvous again."""
 
     def sync(self, state: State) -> None:
-        """Bring the states together."""
+        """Synchronize the states of all ranks."""
 
     def leave(self, state: State) -> None:
-        """The training function has returned."""
+        """Finish after the training function has returned."""
 
 
 def run_fn(func: Callable[..., R], reset: Callable[[], Any]) -> Callable[..., R]:
-    """Return a training function that goes on after errors of collectives, and changes of the hosts.
+    """Return a training function that resumes after errors of collectives and changes of the hosts.
 
     Args:
-        func: the training function; takes a state first.
-        reset: forms the job anew; not called in an elastic job, where the job service does that.
+        func: the training function; its first argument is a state.
+        reset: re-forms the job; not called in an elastic job, where the job service does this.
     """
     return _around(func, lambda: _ThisJob() if context.is_elastic() else _GivenReset(reset))
 
 
 def run(func: Callable[..., R]) -> Callable[..., R]:
-    """Make a training function go on when ranks are lost or join; in jobs that are not elastic, a loss ends it.
+    """Make a training function resume when ranks are lost or join; in non-elastic jobs a lost rank ends it.
 
-    The function takes a state first, and goes on where the state says. When a rank is lost, the others set the state
-    back to its last commit, or to the last step of ``hvd.elastic.step``; they renew the membership, call ``reset()`` of
-    the state and the reset callbacks, bring all states together, and call the function again. Processes that are new
-    begin with the state of the others.
+    The function's first argument is a state; it continues from that state. When a rank is lost, the others restore the
+    last commit, or the last step of ``hvd.elastic.step``. They renew the membership, call ``reset()`` of the state and
+    the reset callbacks, synchronize all states, and call the function again. New processes begin with the state of the
+    others.
 
     Args:
         func: the training function.
 
     Returns:
-        The function, with the same arguments and result. It raises what ``func`` raises; errors of the script itself
-        are not repeated. A process that is no member any more ends in it, with exit code 0.
+        The function, with the same arguments and result. It passes on exceptions of ``func``; errors of the script are
+        not retried. A process that is no longer a member exits inside the function, with exit code 0.
     """
     return _around(func, _ThisJob)
 
@@ -121,7 +121,7 @@ def _repeat(job: _Job, func: Callable[..., R], state: State, args: Sequence[Any]
 
 
 def _prepare(job: _Job, state: State, cause: _Cause) -> None:
-    """Let the state be what the next members go on with."""
+    """Prepare the state from which the next members continue."""
     if isinstance(cause, HostsUpdatedInterrupt):
         state._sync_present = True
         return
@@ -134,29 +134,29 @@ def _prepare(job: _Job, state: State, cause: _Cause) -> None:
 
 
 def _go_on(job: _Job, state: State, cause: _Cause) -> None:
-    """Meet anew, and bring the states together."""
-    # Free what the failed calls hold, such as the tensors of their step.
+    """Rendezvous again, and synchronize the states."""
+    # Free the objects that the failed calls hold, such as the tensors of their step.
     traceback.clear_frames(cause.__traceback__)
     if isinstance(cause, HostsUpdatedInterrupt):
         state.before_change()
     job.renew(state)
     state.on_reset()
-    # In an elastic job a new rank may have come, which waits for all.
+    # In an elastic job a new rank may have joined; it waits for the sync of all ranks.
     if context.is_elastic() or not (isinstance(cause, HostsUpdatedInterrupt) and cause.skip_sync):
         job.sync(state)
 
 
 def recover(state: State, cause: _Cause) -> None:
-    """Do where a step has failed, or before one, what ``run`` does around its function.
+    """Recover at a failed step, or before a step, as ``run`` does around its function.
 
     Args:
-        state: as it was before the step.
-        cause: what ended it, or a change that is due.
+        state: the state as it was before the step.
+        cause: the error that ended the step, or a pending membership change.
 
     Raises:
-        HorovodInternalError: there is no way to go on, or no step was done that counts: ``run`` has to decide.
+        HorovodInternalError: recovery is impossible, or no step to keep was completed; ``run`` handles it.
 
-    Blocks until the membership is renewed and all states are the same.
+    Blocks until the membership is renewed and all states are equal.
     """
     job = _ThisJob()
     job.find_folder()
@@ -172,10 +172,10 @@ def recover(state: State, cause: _Cause) -> None:
 
 
 class _GivenReset:
-    """A job that a function forms anew, as old import paths have it.
+    """A job that a given function re-forms, for Horovod's old import paths.
 
     Args:
-        reset: the function.
+        reset: the function that re-forms the job.
     """
 
     def __init__(self, reset: Callable[[], Any]) -> None:
@@ -185,15 +185,15 @@ class _GivenReset:
         """Do nothing."""
 
     def takes(self, error: HorovodInternalError) -> bool:
-        """Take all errors."""
+        """Return True: handle all errors."""
         return True
 
     def renew(self, state: State) -> None:
-        """Call the function."""
+        """Call the reset function."""
         self._reset()
 
     def sync(self, state: State) -> None:
-        """Bring the states together."""
+        """Synchronize the states of all ranks."""
         state.sync()
 
     def leave(self, state: State) -> None:
@@ -209,7 +209,7 @@ class _ThisJob:
         self._has_digest = False
 
     def enter(self, state: State) -> None:
-        """Take the state of an earlier job from a file, and meet for the first time."""
+        """Load the state of an earlier job from a checkpoint, and do the first rendezvous."""
         if not self._is_elastic:
             return
         self.find_folder()
@@ -224,19 +224,19 @@ class _ThisJob:
         self.renew(state)
 
     def find_folder(self) -> None:
-        """Find out where checkpoints are, if there are any."""
+        """Look up the folder of the checkpoints; empty if none is configured."""
         self._folder = context.config().checkpoint_dir
 
     def takes(self, error: HorovodInternalError) -> bool:
-        """Take the loss of a rank, in an elastic job."""
+        """Return whether the error is a lost rank in an elastic job."""
         return self._is_elastic and not isinstance(error, _FINAL)
 
     def renew(self, state: State) -> None:
-        """Meet anew.
+        """Rendezvous again.
 
         Raises:
             InitError: the job is over.
-            SystemExit: this process is no member any more.
+            SystemExit: this process is no longer a member.
         """
         digest = state.digest()
         self._has_digest = bool(digest)
@@ -270,13 +270,13 @@ class _ThisJob:
                 logger.warning("the state of step %d is in %s; the next start goes on with it", state.progress, path)
 
     def sync(self, state: State) -> None:
-        """Bring the states together, and copy only what is behind."""
+        """Synchronize the states; send values only to ranks that are behind."""
         if not self._is_elastic:
             state.sync()
             return
         rank, view = context.world().rank, context.membership()
         members = _exchange(state, is_new=view.previous[rank] < 0)
-        # If all others are lost before it has their state, it must not begin anew as if it were the job's.
+        # If all other ranks die before this new rank has their state, its fresh state must not become the job's state.
         state._lacks_values = rank in view.behind and members[rank].is_new and members[0].progress > 0
         state._all_equal = not view.behind and self._has_digest
         state._sync_present = state._sync_present or members[0].keeps_steps
@@ -284,7 +284,7 @@ class _ThisJob:
             state.sync()
         except HorovodInternalError:
             if rank in view.behind:
-                state._keeps_steps = False  # a part of the values may be those of rank 0
+                state._keeps_steps = False  # some of the values may already be rank 0's
             raise
         finally:
             state._all_equal = state._sync_present = False
@@ -293,7 +293,7 @@ class _ThisJob:
         state._lacks_values = False
 
     def leave(self, state: State) -> None:
-        """Wait until all are done, so that the state is there if one more is lost; remove its file."""
+        """Wait until all ranks are done, so that no state is lost if one more rank dies; remove the checkpoint."""
         if self._is_elastic:
             _comm.allreduce(np.zeros(1), name="elastic.end")
         if self._folder:
@@ -301,13 +301,13 @@ class _ThisJob:
 
 
 class _Member(NamedTuple):
-    """A rank, as far as the others must know.
+    """Properties of a rank that the other ranks must know.
 
     Attributes:
-        is_new: whether it was no member of the generation before.
-        progress: boundaries that it has completed.
-        keeps_steps: whether it is further than its last commit.
-        randomness: fingerprint of its random generators, now and at the start of its last step.
+        is_new: whether the rank was no member of the previous generation.
+        progress: number of boundaries that it has completed.
+        keeps_steps: whether it has completed steps after its last commit.
+        randomness: fingerprints of its random generators: now, and at the start of its last step.
     """
 
     is_new: bool
@@ -317,7 +317,7 @@ class _Member(NamedTuple):
 
 
 def _exchange(state: State, is_new: bool) -> list[_Member]:
-    """Return all ranks. Collective."""
+    """Return the properties of all ranks. Collective."""
     now = generators.fingerprint(generators.read(state._generators))
     before = generators.fingerprint(state._captured_generators or ())
     own = _Member(is_new, state.progress, state._keeps_steps, (now, before))
@@ -325,12 +325,12 @@ def _exchange(state: State, is_new: bool) -> list[_Member]:
 
 
 def _follow(state: State, rank: int, members: Sequence[_Member], is_behind: bool) -> None:
-    """Take over progress and random generators of rank 0 where this rank is behind. Collective.
+    """Copy progress and random generators of rank 0 if this rank is behind. Collective.
 
-    Generators that were alike on all ranks stay so. Where each rank had its own, new ranks get others.
+    If the generators were equal on all old ranks, they stay equal. Otherwise each new rank gets its own seed.
     """
     first, old = members[0], [member for member in members if not member.is_new]
-    # A rank that is one step behind has begun that step as rank 0 has.
+    # A rank that is one step behind began that step with the same generators as rank 0.
     alike = all(each.randomness[0] == first.randomness[each.progress < first.progress] for each in old)
     if old and alike:
         states = broadcast_object(generators.read(state._generators) if rank == 0 else None, 0, "elastic.generators")

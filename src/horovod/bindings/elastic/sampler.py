@@ -1,7 +1,7 @@
-"""Which samples of an epoch are left, and which rank takes which of them.
+"""Compute the samples that are left in an epoch, and their assignment to ranks.
 
-All ranks step together, so the samples that were taken are always the first ones of the epoch's order: one number tells
-them. The rest is dealt anew when the number of ranks has changed. Pure: nothing here talks to other ranks.
+All ranks step together, so the samples already taken are always the first ones of the epoch's order: one number
+describes them. The rest is dealt again when the number of ranks changes. Pure: nothing here talks to other ranks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Deal(NamedTuple):
-    """How the samples that are left are dealt in steps, the same number of steps on every rank.
+    """Assignment of the remaining samples to steps and ranks, with the same number of steps on every rank.
 
-    The samples of a step go to the ranks in turn, so shares of a step differ by one sample at most, and after any step
-    the samples that were taken are the first ones. Fewer samples than ranks at the end join the step before. Only where
-    there is none, some ranks get a sample that another rank has, too, because every rank needs one.
+    The samples of a step go to the ranks in turn, so the shares of a step differ by at most one sample, and after any
+    step the taken samples are the first ones. If fewer samples than ranks are left at the end, they join the previous
+    step. If there is no previous step, some ranks get a sample that another rank has, too: every rank needs one.
 
     Attributes:
-        left: samples that are left.
-        size: ranks.
-        batch_size: samples of one rank in a step; one more at most in the last step.
+        left: number of remaining samples.
+        size: number of ranks.
+        batch_size: samples of one rank in a step; the last step may have one more.
     """
 
     left: int
@@ -41,15 +41,15 @@ class Deal(NamedTuple):
         return whole + (rest >= self.size or (whole == 0 and rest > 0))
 
     def taken(self, step: int) -> int:
-        """Return how many samples are taken when ``step`` steps are done."""
+        """Return the number of samples taken after ``step`` steps."""
         return self.left if step >= self.steps else step * self.size * self.batch_size
 
     def share(self, step: int, rank: int) -> Positions:
-        """Return the positions, among the samples that are left, of one rank's batch.
+        """Return the positions of one rank's batch among the remaining samples.
 
         Args:
-            step: from 0.
-            rank: from 0.
+            step: index of the step, from 0.
+            rank: the rank, from 0.
         """
         start, end = self.taken(step), self.taken(step + 1)
         own = np.arange(start + rank, end, self.size)
@@ -57,16 +57,16 @@ class Deal(NamedTuple):
 
 
 def deal_list(left: int, rank: int, size: int, batch_size: int = 0) -> Positions:
-    """Return the positions of all of one rank's samples, where somebody else makes batches of the same length of them.
+    """Return the positions of all samples of one rank, for callers that split them into equal batches themselves.
 
-    Every rank gets the same number of batches. Where that needs it, the first samples are repeated at the end, fewer
-    than there are ranks.
+    Every rank gets the same number of batches. If needed, the first samples are repeated at the end, fewer than there
+    are ranks.
 
     Args:
-        left: samples that are left.
-        rank: from 0.
-        size: ranks.
-        batch_size: samples of one rank in a step; 0 if it is unknown: then all ranks get the same number of samples.
+        left: number of remaining samples.
+        rank: the rank, from 0.
+        size: number of ranks.
+        batch_size: samples of one rank in a step; 0 if unknown: then all ranks get the same number of samples.
     """
     share, rest = divmod(left, size)
     needs_more = rest > 0 and share % (batch_size or 1) == 0
@@ -75,26 +75,26 @@ def deal_list(left: int, rank: int, size: int, batch_size: int = 0) -> Positions
 
 
 def shuffled(count: int, seed: int) -> Positions:
-    """Return the numbers below ``count`` in a random order, the same wherever the seed is the same."""
+    """Return the numbers below ``count`` in a random order that depends only on the seed."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return np.array(order, np.int64)
 
 
 class Dealer:
-    """Deals the samples of one epoch after the other, each sample once, while the number of ranks changes.
+    """Deals each sample of an epoch once, epoch after epoch, while the number of ranks changes.
 
-    A batch that was handed out counts as taken only after ``confirm()``: a state calls it when a step is done.
+    A batch that was handed out counts as taken only after ``confirm()``. The state calls ``confirm()`` after each step.
 
     Args:
-        count: samples in an epoch.
+        count: number of samples in an epoch.
         batch_size: samples of one rank in a step.
-        shuffle: whether each epoch has another random order.
-        seed: of that order; the same on all ranks.
+        shuffle: whether each epoch has its own random order.
+        seed: seed of the random order; the same on all ranks.
 
     Attributes:
         epoch: number of the epoch.
-        taken: samples of it that were taken.
+        taken: number of samples of the epoch that were taken.
     """
 
     def __init__(self, count: int, batch_size: int, shuffle: bool = False, seed: int = 0) -> None:
@@ -108,7 +108,7 @@ class Dealer:
 
     @property
     def left(self) -> int:
-        """Samples that are left in this epoch."""
+        """Number of samples left in this epoch."""
         return self.count - self.taken
 
     def order(self) -> Positions:
@@ -125,14 +125,14 @@ class Dealer:
         self._handed = self.taken
 
     def steps(self, size: int) -> int:
-        """Return how many steps are left with ``size`` ranks."""
+        """Return the number of remaining steps with ``size`` ranks."""
         return Deal(self.left, size, self.batch_size).steps
 
     def batches(self, rank: int, size: int) -> Iterator[Sequence[int]]:
-        """Yield the indices of this rank's batches of the rest of the epoch.
+        """Yield the sample indices of this rank's batches in the rest of the epoch.
 
         Args:
-            rank: of this process.
+            rank: rank of this process.
             size: number of ranks.
         """
         before, left = self.taken, self.order()[self.taken :]
@@ -154,6 +154,6 @@ class Dealer:
         return {"epoch": self.epoch, "taken": self.taken}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Go on where ``state_dict()`` was called."""
+        """Load the result of ``state_dict()``."""
         self.epoch, self.taken = state_dict["epoch"], state_dict["taken"]
         self.reset()

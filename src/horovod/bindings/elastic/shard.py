@@ -1,4 +1,4 @@
-"""The batches of one rank, of arrays and of anything that can be iterated over, while the number of ranks changes."""
+"""One rank's batches of arrays, sequences or iterables, while the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["ArrayShard", "StreamShard", "shard"]
 
 
 def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
-    """Return this rank's batches of some data; every sample is used once in an epoch, while ranks are lost and join.
+    """Return this rank's batches of some data; every sample is used once per epoch, even if ranks are lost or join.
 
-    Make it an attribute of the state, and iterate over it: a loop goes over the rest of the epoch, and counts a batch
-    as used when a step of ``hvd.elastic.step`` is done, or at ``commit()``. All ranks get the same number of batches.
+    Make it an attribute of the state, and iterate over it: a loop covers the rest of the epoch. A batch counts as used
+    after a step of ``hvd.elastic.step``, or at ``commit()``. All ranks get the same number of batches.
     Call ``set_epoch`` to begin the next epoch.
 
     Args:
         data: an array, or tuples, lists and dicts of arrays of one length, whose rows are samples; or a sequence of
             samples; or an iterable of samples that begins anew each time, the same on all ranks.
         batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
-        shuffle: whether each epoch has another random order; not for iterables without a length.
-        seed: of that order; the same on all ranks.
+        shuffle: whether each epoch has its own random order; not for iterables without a length.
+        seed: seed of the random order; the same on all ranks.
 
     Returns:
         An iterable of batches: rows of the arrays, or lists of samples.
 
     Raises:
-        ValueError: no array, or arrays of different lengths; an iterable without a length is to be shuffled, or cannot
-            begin anew.
+        ValueError: there is no array, or arrays differ in length; ``shuffle`` is set for an iterable without a length,
+            or the iterable cannot restart.
     """
     columns = list(_columns(data))
     if not columns:
@@ -81,8 +81,8 @@ class ArrayShard:
     """This rank's batches of data with a length; see ``shard``.
 
     Args:
-        dealer: deals the indices.
-        pick: makes a batch of indices.
+        dealer: assigns the sample indices.
+        pick: returns the batch for a list of sample indices.
     """
 
     def __init__(self, dealer: Dealer, pick: Callable[[Sequence[int]], Any]) -> None:
@@ -101,7 +101,7 @@ class ArrayShard:
         return not self._dealer.left
 
     def __len__(self) -> int:
-        """Return how many batches are left in this epoch."""
+        """Return the number of batches left in this epoch."""
         return self._dealer.steps(context.world().size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,7 +111,7 @@ class ArrayShard:
 
 
 class StreamShard:
-    """This rank's batches of an iterable; see ``shard``. The samples before are skipped when an epoch goes on.
+    """This rank's batches of an iterable; see ``shard``. A resumed epoch skips the samples that were used before.
 
     Args:
         data: the iterable.
@@ -119,8 +119,8 @@ class StreamShard:
 
     Attributes:
         epoch: number of the epoch.
-        taken: samples of it that all ranks have used.
-        is_done: whether these are all.
+        taken: number of samples of the epoch that all ranks have used.
+        is_done: whether all samples of the epoch were used.
     """
 
     def __init__(self, data: Iterable[Any], batch_size: int) -> None:
@@ -149,7 +149,7 @@ class StreamShard:
         return {"epoch": self.epoch, "taken": self.taken, "is_done": self.is_done}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Go on where ``state_dict()`` was called."""
+        """Load the result of ``state_dict()``."""
         self.epoch, self.taken = state_dict["epoch"], state_dict["taken"]
         self.is_done = bool(state_dict["is_done"])
         self.reset()
@@ -164,7 +164,7 @@ class StreamShard:
         while block:
             ahead = list(itertools.islice(samples, whole))
             if len(ahead) < world.size:
-                # Too few for a step of their own.
+                # The last samples are too few for a step of their own.
                 block, ahead = block + ahead, []
             deal = Deal(len(block), world.size, self._batch_size)
             self._handed += len(block)

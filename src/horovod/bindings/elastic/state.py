@@ -1,4 +1,4 @@
-"""Values of a training that survive a loss: saved, restored, and brought to all ranks."""
+"""State of a training that survives a lost rank: values are saved, restored and sent to all ranks."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ __all__ = ["ObjectState", "State"]
 class State:
     """The values that a training function works on; ``run`` keeps them the same on all ranks.
 
-    A subclass defines ``save``, ``restore`` and ``sync``; and ``digest``, if it wants to be spared copies.
+    A subclass defines ``save``, ``restore`` and ``sync``; and ``digest``, to avoid unnecessary copies.
 
     Args:
         bcast_object: sends an object of rank 0 to all ranks and returns it.
         get_rank: returns this process's rank.
 
     Attributes:
-        progress: completed boundaries: commits, and steps of ``hvd.elastic.step``; the furthest rank's state wins.
+        progress: number of completed commits and steps of ``hvd.elastic.step``; the furthest rank's state wins.
     """
 
     progress: int = 0
-    #: Boundaries at the last ``save``.
+    #: Value of ``progress`` at the last ``save``.
     _saved_progress: int = 0
-    #: Steps were completed since the last ``save``, so that an error must not go back to it.
+    #: Whether steps were completed since the last ``save``: then an error must not restore it.
     _keeps_steps: bool = False
     #: Set by ``run`` while it calls ``sync``: no rank is behind, so nothing needs to be sent.
     _all_equal: bool = False
-    #: Set by ``run`` while it calls ``sync``: the present values count, not the saved ones.
+    #: Set by ``run`` while it calls ``sync``: send the present values, not the saved ones.
     _sync_present: bool = False
-    #: This process was new among others, and has not got their state yet.
+    #: This process joined others, and has not received their state yet.
     _lacks_values: bool = False
-    #: A change that the ranks have seen, and have not acted on.
+    #: Whether the ranks have seen a membership change and not yet acted on it.
     _change_is_due: bool = False
     _generators: Sequence[generators.Generator] = generators.BUILT_IN
     _saved_generators: list[Any] | None = None
@@ -60,9 +60,9 @@ class State:
     # -- as in Horovod -------------------------------------------------------------------------------------------
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Add functions to be called after each change of the membership, with the new size and the old values.
+        """Add functions to call after each membership change; they see the new size and the old values.
 
-        A process that is new does not call them, so they must not call collectives.
+        A new process does not call them, so they must not call collectives.
 
         Args:
             callbacks: functions without arguments, such as one that adapts the learning rate.
@@ -70,17 +70,17 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call ``reset()`` and the callbacks; ``run`` does so after each change of the membership."""
+        """Call ``reset()`` and the callbacks; ``run`` calls this after each membership change."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Take the notice that hosts have changed, for the next ``check_host_updates``.
+        """Receive a notification of changed hosts, for the next ``check_host_updates``.
 
         Args:
-            timestamp: when, in seconds.
+            timestamp: time of the change in seconds.
             update_res: a ``HostUpdateResult``.
         """
         self._host_messages.put((timestamp, update_res))
@@ -88,11 +88,11 @@ class State:
     def commit(self) -> None:
         """Save the state and check for changes of the membership. Collective.
 
-        After a loss all ranks go back to the last commit, unless steps of ``hvd.elastic.step`` came after it.
+        After a lost rank all ranks restore the last commit, unless ``hvd.elastic.step`` has completed steps after it.
 
         Raises:
-            HostsUpdatedInterrupt: the membership is to change; ``run`` takes it.
-            PeerLostError: a rank died; ``run`` takes it.
+            HostsUpdatedInterrupt: the membership is to change; ``run`` handles it.
+            PeerLostError: a rank died; ``run`` handles it.
         """
         self.confirm()
         self.save()
@@ -101,11 +101,11 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Let ``run`` renew the membership if it is to change, at the same call on all ranks. Collective.
+        """Let ``run`` renew the membership if it is to change; all ranks do this at the same call. Collective.
 
         Raises:
-            HostsUpdatedInterrupt: it is; ``run`` takes it, calls the function again, and keeps the state.
-            PeerLostError: a rank died; ``run`` takes it.
+            HostsUpdatedInterrupt: the membership is to change; ``run`` keeps the state and calls the function again.
+            PeerLostError: a rank died; ``run`` handles it.
         """
         if context.wants_change():
             self.on_hosts_updated(max(time.time(), self._last_updated_timestamp + 1e-3), HostUpdateResult.mixed)
@@ -123,51 +123,51 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Set the values that were saved last."""
+        """Restore the values of the last ``save``."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks rank 0's values. Collective."""
+        """Send rank 0's values to all ranks. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to new members; called after each change, before the reset callbacks."""
+        """Adapt to new members; called after each membership change, before the reset callbacks."""
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def digest(self) -> str:
-        """Return a hash of all values that must be equal on all ranks; empty: not known, so they are always sent."""
+        """Return a hash of all values that must be equal on all ranks; if it is empty, values are always sent."""
         return ""
 
     def capture(self) -> None:
-        """Note what a failed step may change before the ranks know that it has failed; for ``undo``."""
+        """Record for ``undo`` the values that a step may change before the ranks know that it failed."""
         self._captured_generators = generators.read(self._generators)
 
     def undo(self) -> bool:
-        """Set everything back to where ``capture`` was called.
+        """Restore all values recorded by ``capture``.
 
         Returns:
-            False where that is not possible: the state must be restored.
+            False if the step cannot be undone: then the caller must use ``restore``.
         """
         if self._captured_generators is not None:
             generators.write(self._generators, self._captured_generators)
         return True
 
     def confirm(self) -> None:
-        """Count the samples that were handed out as used; called at each boundary."""
+        """Count the handed-out samples as used; called at each commit and step."""
 
     def before_change(self) -> None:
-        """Do what needs the present members, before they change without a loss. Collective."""
+        """Run collectives that need the present members, before a membership change without a lost rank. Collective."""
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return what to write to a file: arrays of numpy, numbers and texts, in dicts and lists."""
+        """Return the values to write to a checkpoint: numpy arrays, numbers and strings, in dicts and lists."""
         return {}
 
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
-        """Take what ``checkpoint`` returned in an earlier job.
+        """Load the result of ``checkpoint`` from an earlier job.
 
         Raises:
-            ValueError: it is for something else.
+            ValueError: the checkpoint does not fit this state.
         """
 
     def _note_saved(self) -> None:
@@ -175,7 +175,7 @@ class State:
         self._saved_generators = generators.read(self._generators)
 
     def _go_back(self) -> None:
-        """Restore what was saved last."""
+        """Restore the values, progress and random generators of the last ``save``."""
         self.restore()
         self.progress, self._keeps_steps = self._saved_progress, False
         if self._saved_generators is not None:
@@ -183,12 +183,12 @@ class State:
 
 
 class ObjectState(State):
-    """A state of plain objects: each keyword becomes an attribute.
+    """State of plain objects: each keyword becomes an attribute.
 
     Args:
         bcast_object: as for ``State``.
         get_rank: as for ``State``.
-        **kwargs: attributes and their first values; what cloudpickle can pickle.
+        **kwargs: attributes and their initial values; cloudpickle must be able to pickle them.
 
     Raises:
         ValueError: a keyword is the name of a method.
@@ -208,15 +208,15 @@ class ObjectState(State):
             raise ValueError(f"a state cannot have an attribute {taken[0]!r}: {type(self).__name__} uses this name")
 
     def save(self) -> None:
-        """Copy the attributes; of those with ``state_dict`` and ``load_state_dict``, their state."""
+        """Copy the attributes; copy only the ``state_dict()`` of those with ``state_dict`` and ``load_state_dict``."""
         self._saved_state = {name: _copied(value) for name, value in self._states().items()}
 
     def restore(self) -> None:
-        """Set the attributes that were saved last."""
+        """Restore the attributes of the last ``save``."""
         self._load({name: _copied(value) for name, value in self._saved_state.items()})
 
     def sync(self) -> None:
-        """Give all ranks the attributes that rank 0 saved last. Collective."""
+        """Send the attributes that rank 0 saved last to all ranks. Collective."""
         if self._saved_state and not self._all_equal:
             if self._sync_present:
                 self._load(self._bcast_object(self._states()))
@@ -244,18 +244,18 @@ class ObjectState(State):
             ) from error
 
     def capture(self) -> None:
-        """See ``State``; also which objects the attributes are."""
+        """See ``State``; also record which object each attribute refers to."""
         super().capture()
         self._captured_values = self._present()
 
     def undo(self) -> bool:
-        """See ``State``; attributes become the objects again that they were."""
+        """See ``State``; each attribute refers to its previous object again."""
         for name, value in (self._captured_values or {}).items():
             setattr(self, name, value)
         return super().undo()
 
     def confirm(self) -> None:
-        """Count the samples that shards among the attributes have handed out as used."""
+        """Count the samples as used that the attributes' shards have handed out."""
         for value in self._values():
             if _is_dealt(value):
                 value.confirm()
@@ -274,7 +274,7 @@ class ObjectState(State):
         return {name: getattr(self, name) for name in self._saved_state}
 
     def _states(self) -> dict[str, Any]:
-        """Return the attributes, or their states, by name."""
+        """Return the attributes by name; those with ``state_dict`` as ``_Held``."""
         return {n: _Held(value.state_dict()) if _has_state(value) else value for n, value in self._present().items()}
 
     def _values(self) -> Iterator[Any]:
@@ -290,7 +290,7 @@ class ObjectState(State):
 
 
 class _Held(NamedTuple):
-    """Stands for an object that keeps its own state."""
+    """Holds the ``state_dict()`` of an attribute."""
 
     state: Any
 
@@ -300,7 +300,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _is_dealt(value: Any) -> bool:
-    """Whether it deals samples and must be told which of them were used, as ``Dealer`` does."""
+    """Whether ``value`` deals samples and needs ``confirm`` and ``reset`` calls, as ``Dealer`` does."""
     return _has_state(value) and hasattr(value, "confirm") and hasattr(value, "reset")
 
 

@@ -1,4 +1,4 @@
-"""A function that is one step of training: it is done on all ranks, or has no effect."""
+"""A function that is one step of training: it completes on all ranks, or has no effect."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _comm = Collectives(NumpyAdapter())
 
 
 def step(function: Callable[P, R]) -> Callable[P, R]:
-    """Declare a function to be one step of training, which a loss does not throw back.
+    """Declare a function to be one step of training; a lost rank does not undo completed steps.
 
-    If a rank is lost during a step, the step has no effect on the others. ``hvd.elastic.run`` renews the membership and
-    calls the training function again, which goes on with the same step: no commit is needed. New ranks are admitted
+    If a rank dies during a step, the step has no effect on the others. ``hvd.elastic.run`` renews the membership and
+    calls the training function again, which repeats the same step: no commit is needed. New ranks are admitted
     between two steps.
 
-    The function changes parameters last, after its last collective, as one ``optimizer.step()`` does.
+    The function must change parameters only after its last collective, as one ``optimizer.step()`` does.
 
     Args:
-        function: takes the state first; called inside of a function of ``hvd.elastic.run``, on all ranks alike.
+        function: its first argument is the state; all ranks call it inside a function of ``hvd.elastic.run``.
 
     Returns:
         The function, with the same arguments and result. It also raises HostsUpdatedInterrupt, before its first line,
-        when the membership is to change; ``run`` takes that.
+        when the membership is to change; ``run`` handles that.
     """
 
     @functools.wraps(function)
@@ -64,7 +64,7 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
                 state._keeps_steps = False
             raise
         _complete(state)
-        # The step is done here, even if a rank is lost now: the next collective will say so.
+        # This rank's step is complete. If a rank dies now, the next collective raises PeerLostError.
         with contextlib.suppress(PeerLostError):
             state._change_is_due = view.wait()
         return result
@@ -88,7 +88,7 @@ def _complete(state: State) -> None:
 
 
 class _Change:
-    """Whether rank 0 knows that the membership is to change; asked while the step runs, so that nobody waits for it."""
+    """Asks rank 0 in the background of a step whether the membership is to change, so that no rank waits for it."""
 
     def __init__(self) -> None:
         own = np.array([context.wants_change()], np.uint8)

@@ -16,7 +16,7 @@ __all__ = ["VariablesState"]
 
 
 class VariablesState(ObjectState):
-    """State of variables; a subclass says which there are, and how they are read and written.
+    """State of variables; a subclass lists the variables, reads them and writes them.
 
     Args:
         **kwargs: attributes of the state.
@@ -36,47 +36,47 @@ class VariablesState(ObjectState):
         raise NotImplementedError
 
     def _equal(self) -> Sequence[Any]:
-        """Return those of them that have the same values on all ranks after each step."""
+        """Return the variables of ``_shared`` that have the same values on all ranks after each step."""
         return self._shared()
 
     def _own(self) -> Sequence[Any]:
-        """Return the other variables, which each rank has for itself."""
+        """Return the other variables; their values differ between ranks."""
         return ()
 
     def _changed_early(self) -> Sequence[Any]:
-        """Return the variables that a step may change before it has the gradients of all ranks."""
+        """Return the variables that a step may change before it has received the gradients of all ranks."""
         raise NotImplementedError
 
     def _hold(self, variables: Sequence[Any]) -> Sequence[Any]:
-        """Return values, which no later step changes."""
+        """Return values that no later step changes."""
         raise NotImplementedError
 
     def _put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
-        """Set values: what ``_hold`` returned, or arrays of numpy."""
+        """Set values from a result of ``_hold``, or from numpy arrays."""
         raise NotImplementedError
 
     def _arrays(self, variables: Sequence[Any]) -> Sequence[Any]:
-        """Return values as arrays of numpy."""
+        """Return values as numpy arrays."""
         raise NotImplementedError
 
     def _send(self) -> None:
-        """Give all ranks rank 0's values of ``_shared``. Collective."""
+        """Send rank 0's values of ``_shared`` to all ranks. Collective."""
         raise NotImplementedError
 
     # -- Horovod's methods -----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Keep the present values."""
+        """Save the present values."""
         super().save()
         self._saved_values = self._hold([*self._shared(), *self._own()])
 
     def restore(self) -> None:
-        """Set the values that were saved last."""
+        """Restore the values of the last ``save``."""
         super().restore()
         self._put([*self._shared(), *self._own()], self._saved_values)
 
     def sync(self) -> None:
-        """Give all ranks the values and attributes of rank 0. Collective."""
+        """Send the values and attributes of rank 0 to all ranks. Collective."""
         is_sent, keeps = not self._all_equal, self._sync_present
         if is_sent:
             self._send()
@@ -97,7 +97,7 @@ class VariablesState(ObjectState):
         self._captured = variables, self._hold(variables)
 
     def undo(self) -> bool:
-        """See ``State``; False if the step may have changed more than anybody could know before it."""
+        """See ``State``; False if the step created variables, whose earlier values ``capture`` cannot have recorded."""
         is_undone = super().undo()
         if self._captured is not None:
             self._put(*self._captured)
@@ -116,10 +116,10 @@ class VariablesState(ObjectState):
         return {**super().checkpoint(), "variables": [np.array(value) for value in self._arrays(self._shared())]}
 
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
-        """Take what ``checkpoint`` returned.
+        """Load the result of ``checkpoint``.
 
         Raises:
-            ValueError: it has other variables.
+            ValueError: the checkpoint has other variables.
         """
         variables, found = self._shared(), values["variables"]
         if [tuple(value.shape) for value in found] != [tuple(variable.shape) for variable in variables]:

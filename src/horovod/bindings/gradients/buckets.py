@@ -1,6 +1,6 @@
-"""Gradients as views of one buffer that is reduced as a whole.
+"""Buckets: gradients as views of one buffer that is reduced as a whole.
 
-The buffers of host gradients lie in the arena, where all ranks of the host reach them: the allreduce of a
+The buffers of host gradients lie in the arena, which all ranks of the host share: the allreduce of a
 bucket is one pass over memory, and no gradient is copied in or out.
 """
 
@@ -21,7 +21,7 @@ from horovod.phrases import few
 
 __all__ = ["Bucket", "ShardPart"]
 
-# Presence flags (absent, present), such that the reduced flag is not ``absent`` as soon as one rank's is not.
+# Presence flags (absent, present): the reduced flag differs from ``absent`` if at least one rank's flag does.
 _FLAGS = {ReduceOp.MIN: (0.0, -1.0), ReduceOp.PRODUCT: (1.0, 0.0)}
 
 
@@ -30,9 +30,9 @@ class ShardPart:
     """The part of one gradient that a shard holds.
 
     Attributes:
-        slot: whose gradient.
-        start: the first element of the gradient in its memory.
-        values: the reduced elements from there on.
+        slot: slot of the gradient.
+        start: index, in the gradient's memory, of the first element that the shard holds.
+        values: the reduced elements from ``start`` on.
     """
 
     slot: GradSlot
@@ -41,19 +41,19 @@ class ShardPart:
 
 
 class Bucket:
-    """Slots that travel together.
+    """Slots whose gradients are reduced together.
 
     Args:
-        name: the name of its reduction, the same on all ranks.
-        layout: where the slots' gradients lie.
+        name: name of its reduction, the same on all ranks.
+        layout: positions of the slots' gradients in the buffer.
         slots: in the order of the layout.
         settings: how to reduce.
         adapter: the framework.
         collective: how it travels.
 
     Attributes:
-        layout: where the slots' gradients lie.
-        in_flight: whether a reduction was started and not waited for.
+        layout: positions of the slots' gradients in the buffer.
+        in_flight: whether a reduction was started and not yet waited for.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Bucket:
                 adapter.adopt(slot)
 
     def submit(self) -> None:
-        """Start the reduction; every gradient is there."""
+        """Start the reduction; every gradient is present."""
         self._adapter.fill(self._flags, self._present)
         self._begin()
 
     def submit_incomplete(self) -> None:
-        """Start the reduction with zeros for the gradients that are not there."""
+        """Start the reduction with zeros for missing gradients."""
         flags = []
         for index, slot in enumerate(self.slots):
             present = self._adapter.adopt(slot)
@@ -111,7 +111,7 @@ class Bucket:
         self.in_flight = True
 
     def finish(self) -> None:
-        """Wait for the reduction; give gradients to parameters that had none here but had one elsewhere.
+        """Wait for the reduction; set gradients of parameters that had one on other ranks only.
 
         Raises:
             OptimizerUseError: a gradient was changed or replaced while it was being reduced.
@@ -138,7 +138,7 @@ class Bucket:
                 self._adapter.make_sparse(slot)
 
     def shard_parts(self) -> Iterator[ShardPart]:
-        """Yield what this rank has got of a bucket that was reduce-scattered, without what no rank had a gradient for.
+        """Yield this rank's parts of a reduce-scattered bucket; skip gradients that no rank had.
 
         The elements are in the order in which the gradient, or the parameter, lies in memory.
         """
@@ -153,7 +153,7 @@ class Bucket:
                 yield ShardPart(slot, first - offset, reduced.values[first - reduced.start : last - reduced.start])
 
     def changed(self) -> str:
-        """Name the parameters whose gradient somebody touched since ``submit``."""
+        """Return the names of parameters whose gradient was changed since ``submit``; empty if there are none."""
         if self._adapter.version(self._buffer) != self._version:
             return f"one of {few([slot.name for slot in self.slots])}"
         for slot in self.slots:
@@ -163,6 +163,6 @@ class Bucket:
         return ""
 
     def abandon(self) -> None:
-        """Forget what is in flight."""
+        """Forget the operation in flight."""
         self.pending, self.in_flight = None, False
         self._missing = []

@@ -1,4 +1,4 @@
-"""How a bucket is reduced: allreduced, as it is or compressed, or reduce-scattered."""
+"""Operations that reduce a bucket: allreduce, plain or compressed, and reduce-scatter."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Reduced:
     Attributes:
         flags: the presence flags, reduced.
         values: the reduced elements.
-        start: where ``values`` begin in the bucket's buffer.
-        in_place: whether they are the bucket's own memory.
+        start: index of the first value in the bucket's buffer.
+        in_place: whether ``values`` are the bucket's own memory.
     """
 
     flags: Any
@@ -46,7 +46,7 @@ class BucketCollective(Protocol):
     """Reduces buckets over the ranks of a process set.
 
     Attributes:
-        shards: the number of equal parts into which the data of a bucket must divide.
+        shards: number of equal parts into which a bucket's data must be divisible.
         instead: advice for a user who changed a gradient that was being reduced.
     """
 
@@ -60,30 +60,30 @@ class BucketCollective(Protocol):
         """Start to reduce a bucket.
 
         Args:
-            wire: its buffer, as it is sent.
-            layout: where its data and its flags lie.
-            name: the same on all ranks.
-            parameters: the names of those whose gradients lie in it, in order.
+            wire: buffer to send.
+            layout: positions of its data and flags.
+            name: name of the operation, the same on all ranks.
+            parameters: names of the parameters whose gradients lie in the bucket, in order.
 
         Returns:
-            For ``wait``.
+            The pending operation, for ``wait``.
         """
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for what ``begin`` started.
+        """Wait for the operation that ``begin`` started.
 
         Raises:
-            HorovodInternalError: what went wrong.
+            HorovodInternalError: the collective failed.
         """
 
 
 def begin_allreduce(comm: Collectives, tensor: Any, settings: ReduceSettings, name: str) -> int:
-    """Start the allreduce of a tensor in place, as the settings say; return its handle for ``comm.synchronize``."""
+    """Start an in-place allreduce of a tensor with the settings; return its handle for ``comm.synchronize``."""
     return comm.allreduce_async_(tensor, name=name, **settings.keywords)
 
 
 class Allreduce:
-    """Every rank gets all of a bucket, in place; the flags travel with the data.
+    """Reduces a bucket in place on every rank; the flags are sent with the data.
 
     Args:
         comm: the framework's collectives.
@@ -105,19 +105,19 @@ class Allreduce:
         return begin_allreduce(self._comm, wire, self._settings, name), wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for it."""
+        """Wait for the allreduce."""
         handle, wire, flags = pending
         self._comm.synchronize(handle)
         return Reduced(wire[flags:], wire, 0, in_place=True)
 
 
 class CompressedAllreduce:
-    """Every rank gets all of a bucket; a compressor makes the tensor that is sent. The flags are sent as they are.
+    """Reduces a bucket on every rank; a compressor makes the tensor to send. The flags are sent uncompressed.
 
     Args:
         adapter: the framework.
-        settings: how to reduce.
-        compressor: of the settings.
+        settings: settings of the reduction.
+        compressor: the compressor of ``settings``.
     """
 
     shards = 1
@@ -130,20 +130,20 @@ class CompressedAllreduce:
         compressor.claim(self)
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        """Compress, and start both operations."""
+        """Compress the data, and start the allreduces of data and flags."""
         comm, data, flags = self._adapter.comm, wire[: layout.flags], wire[layout.flags :]
-        # Without the optimizer's number: in the job that loads the state it may have another one.
+        # Leave the optimizer's number out: it may differ in the job that loads the state.
         places = zlib.crc32(repr((layout.offsets, layout.flags, *parameters)).encode(errors="surrogatepass"))
         state = self._compressor.state_of(name.removeprefix(PREFIX).partition(".")[2], places)
         with self._adapter.quietly():
             sent, ctx = self._compressor.send(name, data, state)
-        # Not in place: it may be part of the compressor's state.
+        # Not in place: ``sent`` may be part of the compressor's state.
         handle = comm.allreduce_async(sent, name=name, **self._settings.keywords)
         flags_handle = begin_allreduce(comm, flags, self._settings, f"{name}{FLAGS}")
         return handle, flags_handle, name, ctx, state, wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for both, and decompress."""
+        """Wait for both allreduces, and decompress."""
         handle, flags_handle, name, ctx, state, wire, count = pending
         comm = self._adapter.comm
         reduced = comm.synchronize(handle)
@@ -153,7 +153,7 @@ class CompressedAllreduce:
 
 
 class ReduceScatter:
-    """Each rank gets its shard of the data, and all flags: what an optimizer needs that updates its shard alone.
+    """Gives each rank its shard of the data and all flags, for an optimizer that updates only its shard.
 
     Args:
         comm: the framework's collectives.
@@ -168,17 +168,17 @@ class ReduceScatter:
 
     @property
     def shards(self) -> int:
-        """One for each rank."""
+        """One shard for each rank."""
         return self._settings.process_set.size() or 1
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        """Start both operations."""
+        """Start the reduce-scatter of the data and the allreduce of the flags."""
         data, flags = wire[: layout.flags], wire[layout.flags :]
         handle = self._comm.reducescatter_async(data, name=name, **self._settings.keywords)
         return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for both."""
+        """Wait for both operations."""
         handle, flags_handle, flags, count = pending
         values = self._comm.synchronize(handle)
         self._comm.synchronize(flags_handle)

@@ -1,4 +1,4 @@
-"""One parameter and where its gradient goes."""
+"""One parameter and the place of its gradient."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class SlotBucket(Protocol):
 
 @dataclass(eq=False)
 class GradSlot:
-    """One parameter and where its gradient goes.
+    """One parameter and the place of its gradient.
 
     Attributes:
         parameter: the parameter.
-        name: its name.
+        name: name of the parameter.
         passes_left: backward passes until its gradient is complete.
-        arrival: when its gradient became ready in the first step, for the order of buckets.
-        bucket: where it travels, or ``None`` before the ranks have agreed, and when it travels in none.
-        view: its part of the bucket's buffer.
+        arrival: position at which its gradient became ready in the first step, for the order of buckets; -1 if unknown.
+        bucket: bucket of its gradient; ``None`` before the ranks have agreed, or if it is reduced outside buckets.
+        view: the gradient's part of the bucket's buffer.
         sparse_dim: number of sparse dimensions of its gradient; 0 for a dense one.
-        unbucketed: it travels in no bucket.
-        pending: waits for what is in flight, for a gradient that travels in no bucket.
+        unbucketed: whether its gradient is reduced outside buckets.
+        pending: function that waits for the operation in flight, for a gradient outside buckets.
         mark: the gradient as it was when the ranks began to count on it, in the framework's words.
     """
 

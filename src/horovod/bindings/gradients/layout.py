@@ -1,7 +1,7 @@
-"""Which gradients travel together: pure planning of buckets, no tensor is touched here.
+"""Assignment of gradients to buckets: pure planning, no tensor is touched here.
 
 A bucket is one flat buffer of one dtype on one device. Gradients lie in it in the order in which backward
-produces them, each on a 64-byte boundary; behind them stands one *presence flag* per gradient. The flags
+produces them, each on a 64-byte boundary; one *presence flag* per gradient follows them. The flags
 are reduced with the data, so that after the reduction every rank knows whether any rank had that gradient.
 """
 
@@ -17,13 +17,13 @@ _ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class Item:
-    """A gradient as the planner sees it.
+    """Properties of a gradient that the planner needs.
 
     Attributes:
-        index: the caller's number for it.
-        count: elements.
+        index: the caller's number of the gradient.
+        count: number of elements.
         itemsize: bytes per element.
-        kind: what may share a buffer: dtype and device.
+        kind: dtype and device; items of one kind may share a buffer.
     """
 
     index: int
@@ -34,12 +34,12 @@ class Item:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Where everything lies in one bucket; all numbers but ``indexes`` count elements.
+    """Positions of gradients and flags in one bucket; all numbers except ``indexes`` count elements.
 
     Attributes:
-        indexes: the items in it, in order.
-        offsets: where each one starts.
-        flags: where the presence flags start.
+        indexes: indexes of its items, in order.
+        offsets: start of each item.
+        flags: start of the presence flags.
         count: length of the buffer, which ends with the flags.
     """
 
@@ -52,18 +52,17 @@ class BucketLayout:
 def plan_buckets(
     items: Sequence[Item], bucket_bytes: int, groups: Iterable[Sequence[int]] = (), shards: int = 1
 ) -> tuple[BucketLayout, ...]:
-    """Lay ``items`` out in buckets.
+    """Assign ``items`` to buckets.
 
     Args:
         items: in the order in which their gradients become ready.
-        bucket_bytes: a bucket is closed before it would grow beyond this; one larger item has a bucket
-            of its own.
+        bucket_bytes: maximum size of a bucket in bytes; a larger item gets a bucket of its own.
         groups: indexes that must share a bucket of any size. A group of several kinds becomes one
-            bucket per kind. Indexes that are no item are passed over.
-        shards: the part before the flags divides into so many equal runs, each on a 64-byte boundary.
+            bucket per kind. Indexes without an item are ignored.
+        shards: number of equal runs, each on a 64-byte boundary, into which the part before the flags divides.
 
     Returns:
-        The buckets, in the order in which they become ready: that of their last item.
+        The buckets in the order in which they become ready: the order of their last items.
     """
     place = {item.index: position for position, item in enumerate(items)}
     buckets: list[list[Item]] = []

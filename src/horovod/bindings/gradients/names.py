@@ -7,24 +7,24 @@ from horovod.core import labels
 __all__ = ["ADASUM", "FLAGS", "PREFIX", "WEIGHTS", "in_words"]
 
 PREFIX = "DistributedOptimizer.gradients"
-"""Names of the operations of an optimizer begin with it; those of a second one with a number after it."""
+"""Prefix of the names of an optimizer's operations; a second optimizer adds a number."""
 
 ADASUM = "DistributedOptimizer.adasum"
-"""Names of the operations of an optimizer that combines the steps of the ranks begin with it."""
+"""Prefix of the names of the operations of an Adasum optimizer, which combines the steps of the ranks."""
 
 FLAGS = ".flags"
-"""Names of what tells which gradients of a bucket are there end with it, where that travels apart."""
+"""Suffix of the name of an operation that reduces only the presence flags of a bucket."""
 
 WEIGHTS = ".weights"
-"""Names of what gives every rank the weights of a bucket, each from the rank that has stepped them, end with it."""
+"""Suffix of the name of the operation that sends a bucket's updated weights from their owners to all ranks."""
 
 
 def in_words(name: str, times: int) -> str:
-    """Return step and parameters of an operation: ``DistributedOptimizer step 118, layer3.weight``.
+    """Return step and parameters of an operation as text: ``DistributedOptimizer step 118, layer3.weight``.
 
     Args:
         name: ``PREFIX``, perhaps ``#2``, then ``.survey``, ``.bucket0[first..last]`` or the name of a parameter.
-        times: how often it was submitted, which is once a step; 0 if that is not known.
+        times: number of its submissions, one per step; 0 if unknown.
     """
     number, _, what = name.removeprefix(PREFIX).partition(".")
     who = f"DistributedOptimizer{number}"

@@ -1,4 +1,4 @@
-"""Names and groups of parameters: what a user may pass, and what is made of it."""
+"""Check and normalize the user's names and groups of parameters."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def find_duplicates(names: Iterable[str]) -> set[str]:
 
 
 def check_passes(passes: int) -> None:
-    """Raise RequestError unless ``backward_passes_per_step`` makes sense."""
+    """Raise RequestError unless ``backward_passes_per_step`` is 1 or more."""
     if passes <= 0:
         raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {passes}")
 
 
 def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
-    """Check and return the user's names; none when there are none.
+    """Check and return the user's names; an empty list without names.
 
     Args:
-        parameters: all of the optimizer's.
-        named: what the user gave.
+        parameters: all parameters of the optimizer.
+        named: the user's ``named_parameters``.
 
     Raises:
-        RequestError: entries are no pairs, names are doubled, or do not cover the optimizer.
+        RequestError: an entry is no pair, a name occurs twice, or a parameter of the optimizer has no name.
     """
     if named is not None and not isinstance(named, Iterable):
         raise wrong_argument(
@@ -67,12 +67,12 @@ def check_groups(
     """Return the user's groups as lists of parameters, or ``None``.
 
     Args:
-        trained: the parameters that want a gradient.
-        groups: what the user gave.
-        is_parameter: whether something can be a parameter of this framework.
+        trained: the parameters that require a gradient.
+        groups: the user's ``groups``.
+        is_parameter: returns whether an object can be a parameter of this framework.
 
     Raises:
-        RequestError: ``groups`` is neither a number nor a list of lists of parameters that occur once.
+        RequestError: ``groups`` is neither a number nor a list of lists of parameters, or a parameter occurs twice.
     """
     if groups is None or (isinstance(groups, int) and groups == 0):
         return None

@@ -1,14 +1,14 @@
 """Reduces gradients while backward still runs.
 
-Each parameter has a hook that runs when its gradient is accumulated. In the first step hooks only take
-notes; ``synchronize`` then exchanges them (the *survey*): which parameters have a gradient on any rank, dense
-or sparse, and in which order they came. From the common answer every rank plans the same buckets. From
-the second step on a hook moves the gradient into its bucket, and the last one of a bucket starts its
-allreduce. Parameters without a gradient on any rank stay outside, cost no memory, and are asked about again
-in each step.
+Each parameter has a hook that runs when its gradient is accumulated. In the first step the hooks only record
+facts; ``synchronize`` then exchanges them (the *survey*): which parameters have a gradient on any rank, dense
+or sparse, and in which order the gradients came. All ranks plan the same buckets from the same survey. From
+the second step on, a hook moves the gradient into its bucket, and the last hook of a bucket starts its
+allreduce. Parameters without a gradient on any rank stay outside buckets, cost no memory, and are surveyed
+again in each step.
 
-Nobody can wait for ever: ``synchronize`` submits on every rank everything that was agreed on, with zeros
-and a presence flag where a gradient is missing.
+No rank can wait for ever: ``synchronize`` submits every agreed bucket on every rank, with zeros and a presence
+flag for each missing gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Reducer"]
 
 
 class _Names:
-    """Numbers reducers of one name in a process set, the same way on every member, anew after each ``init()``."""
+    """Numbers reducers with equal names in a process set, equally on all members; restarts after each ``init()``."""
 
     def __init__(self) -> None:
         self._generation = -1
@@ -55,11 +55,11 @@ _names = _Names()
 
 
 class Reducer:
-    """Keeps the gradients of some parameters the same on all ranks of a process set.
+    """Keeps the gradients of given parameters equal on all ranks of a process set.
 
     Args:
-        named: name and parameter; the same on every rank.
-        settings: how to reduce.
+        named: pairs of name and parameter; the same on every rank.
+        settings: settings of the reduction.
         passes: backward passes per step.
         groups: parameters whose gradients must travel together.
         bucket_bytes: size of the other buckets.
@@ -67,8 +67,8 @@ class Reducer:
         collective: how buckets travel; by default every rank gets all of them.
 
     Attributes:
-        active: whether there are other ranks to work with.
-        buckets: what the ranks have agreed on.
+        active: whether this rank is a member of a process set with other ranks.
+        buckets: buckets that the ranks have agreed on.
         passes: backward passes per step.
     """
 
@@ -109,27 +109,27 @@ class Reducer:
         """Whether no gradient came since the last ``synchronize``."""
         if self.active:
             return self._fresh
-        # A rank that works alone has no hooks. If a new gradient has the id of an old one, it is only a warning.
+        # A rank that works alone has no hooks, so compare ids. A reused id affects only a warning.
         now = (id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values())
         return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
     @property
     def is_stale(self) -> bool:
-        """Whether the ranks have met anew since the last gradient came, so that it counts no more."""
+        """Whether the membership was renewed after the last gradient came; old gradients no longer count."""
         return self._generation != context.init_count()
 
     @property
     def has_unbucketed(self) -> bool:
-        """Whether there are gradients that travel in no bucket: sparse ones, and those that a compressor packs."""
+        """Whether there are gradients outside buckets: sparse ones, and those that a stateless compressor packs."""
         return bool(self._unbucketed)
 
     @property
     def in_flight(self) -> bool:
-        """Whether a reduction was started and not waited for."""
+        """Whether a reduction was started and not yet waited for."""
         return any(bucket.in_flight for bucket in self.buckets) or any(slot.pending for slot in self._unbucketed)
 
     def enroll(self, named: Iterable[tuple[str, Any]]) -> None:
-        """Take on parameters; known ones are passed over."""
+        """Add parameters; ignore known ones."""
         for name, parameter in named:
             if id(parameter) in self.slots:
                 continue
@@ -139,11 +139,11 @@ class Reducer:
                 self._hook(slot)
 
     def follow_job(self) -> None:
-        """After ``shutdown()`` and ``init()``, and after ``join()``: forget the buckets of before."""
+        """Forget earlier buckets after ``shutdown()`` and ``init()``, and after ``join()``."""
         generation = context.init_count()
         if generation == self._generation:
             if self._joins != context.join_count():
-                # A rank that had joined missed what the others agreed on, so all of them agree anew.
+                # A rank that had joined missed the agreement of the others, so all ranks agree again.
                 self._joins = context.join_count()
                 self.drain()
                 self._start_over()
@@ -179,14 +179,14 @@ class Reducer:
         self._hooks[key] = self._adapter.hook(slot.parameter, _hook_for(me, slot))
 
     def _lose(self, parameter: Any) -> None:
-        """Another reducer has taken ``parameter`` over."""
+        """Note that another reducer has taken ``parameter`` over."""
         self._lost = (
             f"{self.slots[id(parameter)].name} was taken over by another DistributedOptimizer {callsite.here()}"
         )
         self._hooks.pop(id(parameter)).remove()
 
     def on_gradient(self, slot: GradSlot) -> None:
-        """Take a gradient that was just accumulated; runs inside backward."""
+        """Handle a gradient that was just accumulated; runs inside backward."""
         if self._generation != context.init_count() or self._joins != context.join_count():
             self.follow_job()
         if not self.active:
@@ -225,7 +225,7 @@ class Reducer:
         slot.mark = self._adapter.mark(slot.parameter)
 
     def _changed(self) -> str:
-        """Name a parameter outside of buckets whose gradient was touched since the other ranks count on it."""
+        """Return the name of an unbucketed parameter whose gradient changed after other ranks began to rely on it."""
         for slot in (*self._undecided, *self._unbucketed):
             mark, slot.mark = slot.mark, None
             if mark is not None and self._adapter.has_changed(slot.parameter, mark):
@@ -233,7 +233,7 @@ class Reducer:
         return ""
 
     def synchronize(self) -> None:
-        """Wait until every parameter's gradient is that of all ranks.
+        """Wait until every parameter's gradient is reduced over all ranks.
 
         Raises:
             OptimizerUseError: a gradient was changed in flight, or another optimizer took the parameters over.
@@ -277,11 +277,11 @@ class Reducer:
             pending, slot.pending, slot.mark = slot.pending, None, None
             pending()
         if changed:
-            # Only now: the other ranks counted on this one.
+            # Raise only now: the other ranks rely on this rank's part in the reductions.
             raise changed_gradient(changed, self._collective.instead)
 
     def rearm(self) -> None:
-        """Expect the next step's gradients."""
+        """Reset the counters for the next step's gradients."""
         passes = self.passes
         for slot in self.slots.values():
             slot.passes_left = passes
@@ -291,7 +291,7 @@ class Reducer:
         self._fresh = True
 
     def drain(self) -> None:
-        """Wait for what is in flight, and let the results go."""
+        """Wait for operations in flight, and ignore their errors."""
         for bucket in self.buckets:
             if bucket.in_flight:
                 with contextlib.suppress(HorovodInternalError, RuntimeError):
@@ -309,7 +309,7 @@ class Reducer:
             slot.pending = None
 
     def _decide(self) -> None:
-        """Agree with the other ranks on what is in no bucket yet, and put it where it belongs."""
+        """Agree with the other ranks on undecided gradients, and assign them to buckets or to the unbucketed list."""
         slots = self._undecided
         found = survey(slots, self._name, self.settings, self._adapter)
         wanted = {id(slot.parameter) for slot in slots if slot.parameter is not None and found.seen(slot)}
@@ -332,7 +332,7 @@ class Reducer:
             name = f"{self._name}.bucket{len(self.buckets)}[{members[0].name}..{members[-1].name}]"
             bucket = Bucket(name, layout, members, self.settings, self._adapter, self._collective)
             self.buckets.append(bucket)
-            # At once, so that at most one bucket's gradients exist twice.
+            # Submit immediately, so that at most one bucket's gradients exist twice in memory.
             bucket.submit_incomplete()
         logger.debug(
             f"{self._name}: {len(items)} gradients in {len(self.buckets)} buckets, {len(self._unbucketed)} alone, "
@@ -359,7 +359,7 @@ def _hook_for(reducer: weakref.ref[Reducer], slot: GradSlot) -> Callable[[Any], 
 
 
 def _dismantle(slots: dict[int, GradSlot], hooks: dict[int, Any]) -> None:
-    """Give everything back when the reducer is gone; slots and buckets refer to each other."""
+    """Release hooks and memory when the reducer is gone; slots and buckets refer to each other."""
     for hook in hooks.values():
         hook.remove()
     for slot in slots.values():

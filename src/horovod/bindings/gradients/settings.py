@@ -1,4 +1,4 @@
-"""How gradients are reduced."""
+"""Settings of the reduction of gradients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["ReduceSettings"]
 
 @dataclass(frozen=True)
 class ReduceSettings(Reduction):
-    """How gradients are reduced.
+    """Settings of the reduction of gradients.
 
     Attributes:
-        compression: how they are sent.
+        compression: compressor of the sent gradients.
         sparse_as_dense: whether sparse gradients are sent as dense ones.
     """
 
@@ -25,16 +25,16 @@ class ReduceSettings(Reduction):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether gradients are compressed and reduced one by one, by a compressor of the user's without state."""
+        """Whether a stateless compressor of the user compresses gradients one by one, outside buckets."""
         return self.compression is not NoneCompressor and not self._casts and self.bucket_compressor is None
 
     @property
     def bucket_compressor(self) -> BucketCompressor | None:
-        """The compressor of whole buckets, if that is one."""
+        """The compressor of whole buckets, or None if ``compression`` is none."""
         return self.compression if isinstance(self.compression, BucketCompressor) else None
 
     def wire_dtype(self, dtype: str) -> str | None:
-        """Return the name of the dtype that gradients of ``dtype`` are cast to before they are sent, or ``None``."""
+        """Return the name of the dtype to which gradients of ``dtype`` are cast for sending, or ``None``."""
         compression: Any = self.compression
         return compression.wire_dtype if self._casts and dtype in compression.from_dtypes else None
 

@@ -1,4 +1,4 @@
-"""Exchange between ranks, before buckets are planned: which gradients exist, of which kind, in which order."""
+"""Exchange between ranks before buckets are planned: existence, kind and order of gradients."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _comm = Collectives(NumpyAdapter())
 
 @dataclass(frozen=True)
 class Survey:
-    """The common answer.
+    """Result of the exchange, the same on all ranks.
 
     Attributes:
-        order: all slots, as their gradients came on the first rank; those that did not come there last.
-        kinds: what the ranks said about each, by the parameter's id.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
+        order: all slots in the order of their gradients on the first rank; slots without a gradient there come last.
+        kinds: for each parameter's id, the kinds of its gradient on the ranks.
+        sparse_as_dense: whether sparse gradients are sent as dense ones.
     """
 
     order: tuple[GradSlot, ...]
@@ -45,7 +45,7 @@ class Survey:
         return self.kinds[id(slot.parameter)] != {_ABSENT}
 
     def sparse_dim(self, slot: GradSlot) -> int:
-        """Return the number of sparse dimensions; 0 where any rank had a dense gradient."""
+        """Return the number of sparse dimensions; 0 if any rank had a dense gradient."""
         kinds = self.kinds[id(slot.parameter)] - {_ABSENT}
         return max(kinds) - _SPARSE if kinds and _DENSE not in kinds else 0
 
@@ -55,7 +55,7 @@ class Survey:
 
 
 def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapter: GradientAdapter) -> Survey:
-    """Exchange what is known about ``slots``.
+    """Exchange the properties of ``slots`` with the other ranks.
 
     Raises:
         MismatchError: the ranks' parameters differ; on every rank.
@@ -74,14 +74,14 @@ def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapt
         rows.append(gathered[:length])
         gathered = gathered[length:]
     if len({tuple(found[:_HEADER]) for found in rows}) > 1:
-        # Only now are they worth their bytes.
+        # Send the long descriptions only when they differ.
         everywhere = allgather_object(descriptions, f"{name}.survey.difference", settings.process_set)
         raise MismatchError(_difference(everywhere, settings))
     count = len(slots)
     arrivals = rows[0][_HEADER + count : _HEADER + 2 * count]
     if settings.process_set.rank() == 0:
         _warn_of_other_values(rows, slots, settings)
-    # Backward meets the last parameters first.
+    # Slots without an arrival go in reverse order: backward reaches the last parameters first.
     positions = sorted(range(count), key=lambda i: (arrivals[i] < 0, arrivals[i] if arrivals[i] >= 0 else -i))
     kinds = {id(slot.parameter): frozenset(found[_HEADER + i] for found in rows) for i, slot in enumerate(slots)}
     return Survey(tuple(slots[i] for i in positions), kinds, settings.sparse_as_dense)
@@ -95,7 +95,7 @@ def _kind(slot: GradSlot, adapter: GradientAdapter) -> int:
 
 
 def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[GradSlot], settings: ReduceSettings) -> None:
-    """Warn about parameters that were not broadcast: they differ between ranks that have a gradient for them."""
+    """Warn about parameters that differ between ranks that have a gradient for them: they were not broadcast."""
     count, names, others = len(slots), [], set()
     for i, slot in enumerate(slots):
         found = {place: row[_HEADER + 2 * count + i] for place, row in enumerate(rows) if row[_HEADER + i] != _ABSENT}
@@ -114,13 +114,13 @@ def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[GradSlo
 
 
 def _members(settings: ReduceSettings, count: int) -> Sequence[int]:
-    """Return whose ``count`` answers these are, in their order; their places in the set when some are missing."""
+    """Return the ranks of ``count`` answers, in order; indices from 0 if some members are missing."""
     ranks = settings.process_set.ranks or []
     return ranks if len(ranks) == count else range(count)
 
 
 def _difference(everywhere: Sequence[Sequence[str]], settings: ReduceSettings) -> str:
-    """Name the first parameter that is not the same one on all ranks."""
+    """Return the error text that names the first parameter that differs between ranks."""
     ranks = _members(settings, len(everywhere))
     most = max(len(described) for described in everywhere)
     rows = [[*described, *["none"] * (most - len(described))] for described in everywhere]

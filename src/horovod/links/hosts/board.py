@@ -1,4 +1,4 @@
-"""The board of a host among several; who closes it ends the relay first."""
+"""The board of a host among several; closing it ends the relay first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HostsBoard(ShmBoard):
     """See ``ShmBoard``.
 
     Attributes:
-        relay: the leader's; None on other ranks.
+        relay: the leader's relay; None on other ranks.
     """
 
     relay: Relay | None = None

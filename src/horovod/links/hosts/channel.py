@@ -29,7 +29,7 @@ class _Keeper:
     """The common part of both deciders: gather the submissions of this host's ranks.
 
     Args:
-        gathering: where.
+        gathering: gathers them.
         relay: the connection with other hosts.
     """
 
@@ -65,11 +65,11 @@ class _Keeper:
 
 
 class RemoteDecider(_Keeper):
-    """Stands in for the coordinator on another host than its own.
+    """The proxy of the coordinator, on hosts other than the coordinator's.
 
     Args:
-        relay: the connection with it.
-        ranks: of this host.
+        relay: the connection with the coordinator.
+        ranks: the ranks of this host.
     """
 
     def __init__(self, relay: Relay, ranks: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class RemoteDecider(_Keeper):
         self._departures: list[frames.RankState] = []
 
     def has_news(self) -> bool:
-        """Whether ``take`` has something."""
+        """Whether ``take`` has something to send or to return."""
         if self._log or self._batch:
             return True
         self._relay.wire.pump()
@@ -103,7 +103,7 @@ class RemoteDecider(_Keeper):
         return entries
 
     def published(self) -> None:
-        """Record the ranks that have left, now that the log before that is published."""
+        """Record the ranks that have left, now that the log before their departure is published."""
         if self._departures:
             departures, self._departures = self._departures, []
             self._relay.depart(departures)
@@ -140,11 +140,11 @@ class _Outbox:
         self._batch.append(frames.DeclareGroup(leader, number, members))
 
     def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
-        """Take what the numbers of the host of ``leader`` stand for."""
+        """Take the groups behind these numbers of the host of ``leader``."""
         self._batch.append(frames.SubmitGroups(leader, list(numbers)))
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more."""
+        """Note that ``rank`` has left."""
         self._batch.append(frames.Leave(rank, reason))
 
 
@@ -154,7 +154,7 @@ class HubDecider(_Keeper):
     Args:
         coordinator: the coordinator.
         relay: the connections with the other hosts.
-        ranks: of this host.
+        ranks: the ranks of this host.
     """
 
     def __init__(self, coordinator: HubCoordinator, relay: Relay, ranks: Sequence[int]) -> None:
@@ -203,7 +203,7 @@ class LeaderChannel(CoordinatorChannel):
 
     Args:
         control: the control page of the host.
-        decider: decides, or asks who does.
+        decider: the coordinator, or its proxy.
         ranks: the ranks of the host.
     """
 
@@ -212,7 +212,7 @@ class LeaderChannel(CoordinatorChannel):
         self._decider = decider
 
     def has_news(self) -> bool:
-        """Whether ``next`` has something, or there is something to relay."""
+        """Whether ``next`` has an entry, or there are messages to relay."""
         return super().has_news() or self._decider.has_news()
 
     def _serve(self) -> None:

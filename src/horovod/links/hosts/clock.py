@@ -17,7 +17,7 @@ class Clock:
     """See the module.
 
     Attributes:
-        offset_ns: what to add to this host's clock to get the other's.
+        offset_ns: nanoseconds to add to this host's clock to get the other's.
         samples: how many round trips there were.
         is_known: set after some round trips.
     """

@@ -19,7 +19,7 @@ __all__ = ["WireDoorbell"]
 class _Sleeper:
     """Descriptors on which one thread sleeps; each thread has its own, because it resets its event when it wakes.
 
-    They are closed when nobody refers to this any more: another thread may be about to write to them.
+    They are closed when no reference to this object is left: another thread may be about to write to them.
 
     Args:
         wire_fd: becomes readable when another host has sent something.
@@ -28,13 +28,13 @@ class _Sleeper:
     def __init__(self, wire_fd: int) -> None:
         self._wire_fd = wire_fd
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self.fd).atexit = False  # the engine still rings then
+        weakref.finalize(self, os.close, self.fd).atexit = False  # at exit, the engine still rings
         self.poll = select.epoll()
         self.poll.register(self.fd, select.EPOLLIN)
         self.poll.register(wire_fd, 0)
 
     def watch(self, is_watching: bool) -> None:
-        """Say whether what another host sends wakes the thread, also if it sleeps already."""
+        """Set whether messages of other hosts wake the thread, even if it sleeps already."""
         self.poll.modify(self._wire_fd, select.EPOLLIN if is_watching else 0)
 
 
@@ -54,7 +54,7 @@ class WireDoorbell(ShmDoorbell):
         self._asleep: list[_Sleeper] = []
         self._parked: list[_Sleeper] = []
         self._is_awake = False
-        # Messages come through a thread of ZeroMQ, which needs a core: give this one away between looks.
+        # Messages come through a thread of ZeroMQ, which needs a core: yield this one between looks.
         self.look = Spinner(crowded=True).look
 
     def ring(self) -> None:
@@ -68,7 +68,7 @@ class WireDoorbell(ShmDoorbell):
             os.eventfd_write(sleeper.fd, 1)
 
     def awake(self) -> int:
-        """Say that a thread of this rank looks by itself; return how often it was rung for."""
+        """Announce that a thread of this rank looks by itself; return how often the doorbell has rung."""
         if not self._is_awake:
             self._is_awake = True
             for sleeper in list(self._parked):
@@ -76,7 +76,7 @@ class WireDoorbell(ShmDoorbell):
         return super().awake()
 
     def park(self) -> None:
-        """Say that only the background thread sleeps here, and ring those left for later."""
+        """Announce that only the background thread sleeps here, and ring for the ranks left for later."""
         super().park()
         if self._is_awake:
             self._is_awake = False
@@ -87,7 +87,7 @@ class WireDoorbell(ShmDoorbell):
                 self.ring()
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
-        """Sleep until this rank was rung for more often than ``heard``, or another host has sent something."""
+        """Sleep until the doorbell has rung more often than ``heard``, or another host has sent something."""
         try:
             sleeper = self._free.pop()
         except IndexError:  # none is free, or another thread was faster
@@ -108,5 +108,5 @@ class WireDoorbell(ShmDoorbell):
             self._free.append(sleeper)
 
     def close(self) -> None:
-        """Give up the descriptors, when no thread sleeps here any more."""
+        """Release the descriptors, when no thread sleeps here any more."""
         self._free.clear()

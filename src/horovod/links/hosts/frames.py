@@ -2,12 +2,12 @@
 
     leader to hub    Declare, Submit, Leave        requests of its ranks
                      Payload                       the data of a small operation, before its submission
-                     DeclareGroup, SubmitGroups    the same, of all its ranks by one number
+                     DeclareGroup, SubmitGroups    requests of all its ranks by one number
     hub to leader    Declared, Run                 the log
     both             RankState, Question, Answer, Kernel, StartTrace, Trace, Told, Arrivals, Ping, Pong, Bye
 
 Data of a wrong type or length is no frame. Each frame has a number, one more than the one before it on the
-same connection: who hears another number has lost one, or hears one again.
+same connection: a receiver of another number has lost a frame, or has received one again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Declare(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """``rank`` submits what ``signature`` stands for."""
+    """``rank`` submits the request behind ``signature``."""
 
     rank: Rank
     signature: int
@@ -75,7 +75,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """``rank`` takes part no more."""
+    """``rank`` has left."""
 
     rank: Rank
     reason: str
@@ -99,11 +99,11 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """The state of a rank: its own word, or a finding of its leader or the hub.
 
     Attributes:
-        rank: which.
+        rank: the rank.
         state: see ``transports.shm.control.Presence``, or ``remote_ranks.DEAD``.
-        cause: the rank because of which, or -1.
+        cause: the rank that caused it, or -1.
         fate: how it ended, in words.
-        reason: what it has left on the board.
+        reason: its message on the board.
     """
 
     rank: Rank
@@ -114,7 +114,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """``asker`` wants something of ``rank``; ``number`` counts the questions that its host puts to it."""
+    """``asker`` asks ``rank``; ``number`` counts the questions of the asker's host to this rank."""
 
     rank: Rank
     asker: Rank
@@ -141,7 +141,7 @@ class Kernel(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Rank 0 has begun or ended a recording; see ``engine.ports.Session``. Times are rank 0's host's."""
+    """Rank 0 has begun or ended a recording; see ``engine.board.TimelineSession``. Times are of rank 0's host."""
 
     number: int
     mark_cycles: bool
@@ -158,14 +158,14 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """``rank`` has told all about recording ``number``."""
+    """``rank`` has sent all events of recording ``number``."""
 
     rank: Rank
     number: int
 
 
 class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """When ``rank`` submitted what: pairs of a key and a time, on the clock of rank 0's host."""
+    """The submissions of ``rank``: pairs of a key and a time, on the clock of rank 0's host."""
 
     rank: Rank
     pairs: list[tuple[int, int]]
@@ -188,7 +188,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The last message on a connection, or the answer to it.
 
     Attributes:
-        leaves: whether who says it is about to close the connection; who only answers goes on listening.
+        leaves: whether the sender is about to close the connection; a sender that only answers goes on listening.
     """
 
     leaves: bool = True
@@ -197,7 +197,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
 class DeclareGroup(msgspec.Struct, frozen=True, array_like=True, tag=17):
     """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature.
 
-    ``rank`` leads their host.
+    ``rank`` is the leader of their host.
     """
 
     rank: Rank
@@ -206,7 +206,7 @@ class DeclareGroup(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class SubmitGroups(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
-    """The host that ``rank`` leads submits what these numbers stand for."""
+    """The host whose leader is ``rank`` submits the groups behind these numbers."""
 
     rank: Rank
     numbers: list[Number]
@@ -259,7 +259,7 @@ def decode(frame: bytes) -> list[Message]:
     """Return the messages of a frame.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a valid frame.
     """
     if len(frame) < _HEAD.size:
         raise ValueError(f"a frame has at least {_HEAD.size} bytes; received {len(frame)}")
@@ -276,5 +276,5 @@ def numbered(number: int, body: bytes) -> bytes:
 
 
 def number_of(frame: bytes) -> int:
-    """Return the number of a frame; -1 if it is none."""
+    """Return the number of a frame; -1 if the data is too short for one."""
     return int(_HEAD.unpack_from(frame)[0]) if len(frame) >= _HEAD.size else -1

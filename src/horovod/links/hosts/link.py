@@ -1,4 +1,4 @@
-"""The ranks of several hosts: they meet on each; its leader meets the others', and tells its host who takes part."""
+"""Joins the ranks of several hosts: the ranks of a host meet, then the leaders meet and tell them the members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from horovod.world import ON_HOST, World
 
 __all__ = ["MakeTransport", "MeetHosts", "Met", "assemble"]
 
-#: Through so many threads of a rank comes what it waits for: the engine's, and those that move data between hosts.
+#: Number of a rank's threads through which awaited data comes: the engine's, and those that move it between hosts.
 _THREADS = 2
 
 
@@ -42,10 +42,10 @@ class Met:
     """The result of the meeting of the hosts, for a leader.
 
     Attributes:
-        roster: who takes part.
+        roster: the ranks of the job.
         socket: at rank 0's host a ROUTER, elsewhere a DEALER that is connected with it.
         ids: routing ids of the leaders, by host.
-        ask: returns who may know what became of a rank; None where nobody does.
+        ask: returns a source that may know how a rank ended; None if there is no source.
     """
 
     roster: Roster
@@ -54,7 +54,7 @@ class Met:
     ask: Callable[[int], Source] | None = None
 
 
-#: Meets the other leaders. Takes the ranks of this host and their process ids, and what raises when one has ended.
+#: Meets the other leaders. Takes the ranks of this host, their process ids, and a check that raises when one has ended.
 MeetHosts = Callable[[Sequence[int], Sequence[int], Callable[[], None]], Met]
 #: Makes the transport of a rank. Takes the roster, the transport inside this host, a watch over all ranks, and the
 #: mailbox of a job with one rank on each host.
@@ -73,16 +73,16 @@ def assemble(
     """Meet the other ranks and return this rank's link.
 
     Args:
-        world: who this process is.
+        world: the place of this process in the job.
         settings: the settings.
-        number: counts the meetings of this job that came about.
-        observer: knows of stalls.
+        number: counts the successful meetings of this job.
+        observer: detects stalls.
         meet: meets the other hosts, called by the leader.
-        make_transport: makes what moves data.
-        tell: lets the other hosts know that nobody of this one will come.
+        make_transport: makes the transport.
+        tell: tells the other hosts that no rank of this host will come.
 
     Raises:
-        InitError: this machine cannot do it, or the ranks did not find each other.
+        InitError: this machine lacks a requirement, or the ranks did not find each other.
         PeerLostError: another rank died meanwhile.
 
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
@@ -155,7 +155,7 @@ def _doorbell(control: Control, relay: Relay | None) -> ShmDoorbell:
 def _withdraw(
     world: World, meeting: HostMeeting, error: BaseException, tell: Callable[[HorovodInternalError], None]
 ) -> None:  # fmt: skip
-    """Give back the processes of this host; if its leader has died, tell the other hosts in its place."""
+    """Close the pidfds of this host; if its leader has died, tell the other hosts in its place."""
     for fd in meeting.pid_fds:
         os.close(fd)
     if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:
@@ -163,11 +163,11 @@ def _withdraw(
 
 
 class _Inside:
-    """A watch over the ranks of this host, for what knows them by their local ranks.
+    """A watch over the ranks of this host, for a transport that knows them by their local ranks.
 
     Args:
-        ranks: of this host, by local rank.
-        watch: over all ranks.
+        ranks: the ranks of this host, by local rank.
+        watch: the watch over all ranks.
     """
 
     def __init__(self, ranks: Sequence[int], watch: Watch) -> None:
@@ -180,13 +180,13 @@ class _Inside:
         return self._watch.is_alarmed
 
     def check(self, rank: int, waited_s: float) -> None:
-        """Raise when there is no point in waiting for a local rank; see ``Watch``."""
+        """Raise when waiting for a local rank is pointless; see ``Watch``."""
         self._watch.check(self._ranks[rank], waited_s)
 
 
 @contextmanager
 def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) -> Iterator[None]:
-    """Say of which ranks an error speaks that those of this host had among themselves; the first one there tells."""
+    """Mark local ranks in errors of this host's meeting; its first rank tells the other hosts, or all if it is lost."""
     where = f"on host {world.hostname}, by local rank"
     told: HorovodInternalError
     try:

@@ -1,4 +1,4 @@
-"""A job on several hosts as launchers start it: leaders meet where the launcher says, data moves over an engine."""
+"""Joins a job on several hosts: leaders meet where the launcher says, and data moves over an engine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     """Meet the other ranks and return this rank's link.
 
     Args:
-        world: who this process is, as ``rendezvous.hosts.prepare`` says.
+        world: the place of this process in the job, as ``rendezvous.hosts.prepare`` says.
         settings: the settings.
-        number: counts the meetings of this job that came about.
-        observer: knows of stalls.
+        number: counts the successful meetings of this job.
+        observer: detects stalls.
 
     Raises:
-        InitError: this machine cannot do it, or the ranks did not find each other.
+        InitError: this machine lacks a requirement, or the ranks did not find each other.
         PeerLostError: another rank died meanwhile.
 
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
@@ -67,11 +67,11 @@ class _Parts:
         return link.Met(roster, met.socket, [host_id(index) for index in range(len(hosts))], ask)
 
     def tell(self, error: HorovodInternalError) -> None:
-        """Let the other hosts know that nobody of this one will come."""
+        """Tell the other hosts that no rank of this host will come."""
         report_failure(self._world, self._number, error)
 
     def transport(self, roster: Roster, shm: ShmTransport, watch: Watch, mailbox: Mailbox | None) -> Transport:
-        """Make what moves data."""
+        """Make the transport."""
         world, settings = self._world, self._settings
 
         def open_store() -> JobStore:

@@ -1,4 +1,4 @@
-"""Is everybody still there? The ranks of this host as processes, those of other hosts as their leader tells."""
+"""Detects lost ranks: those of this host as processes, those of other hosts as the leader reports."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class HostsPeers(ShmPeers):
 
     Args:
         control: the control page of this host.
-        generation: who takes part.
+        generation: the members of the job.
         rank: this rank.
-        pid_fds: of this host's ranks; owned from now on.
-        others: what is known of the ranks of other hosts; owned from now on.
+        pid_fds: pidfds of this host's ranks; owned from now on.
+        others: the states of the ranks of other hosts; owned from now on.
         timeout_s: how long the leader of this host may be stopped.
     """
 
@@ -50,7 +50,7 @@ class HostsPeers(ShmPeers):
         self._others = [other for other in range(generation.size) if other not in ranks]
 
     def is_alarmed(self) -> bool:
-        """Whether a rank has ended, failed or left since ``gone`` has looked, as far as that is known here."""
+        """Whether a rank has ended, failed or left since the last call of ``gone``, as far as known here."""
         return self._remote.lost != self._seen_lost or super().is_alarmed()
 
     def gone(self) -> int | None:
@@ -68,7 +68,7 @@ class HostsPeers(ShmPeers):
         return lost
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended, as far as that is known here; for any thread."""
+        """Whether the process of ``rank`` has ended, as far as known here; for any thread."""
         return super().has_ended(rank) if rank in self._indices else self._remote.state_of(rank) == DEAD
 
     def fate(self, rank: int, why: str = "") -> str:
@@ -82,7 +82,7 @@ class HostsPeers(ShmPeers):
                     f"{self._remote.silent_s:.0f} s (limit: HOROVOD_HOST_TIMEOUT={self._timeout_s:g})"
                 )
             return super().fate(rank, why)
-        # Another rank may have told that this one is lost before the news of its end have come.
+        # Another rank may have reported the loss of this one before the news of its end has come.
         self._await_state(rank, LEFT, _NEWS_S)
         state = self._remote.state_of(rank)
         if state < LEFT:
@@ -94,20 +94,20 @@ class HostsPeers(ShmPeers):
         return why or f"{self._describe(rank)} {HAS_LEFT}"
 
     def process(self, rank: int) -> tuple[str, float]:
-        """Return what the kernel says about the process of ``rank``."""
+        """Return the kernel's data on the process of ``rank``."""
         if rank in self._indices:
             return process_state(self._pids[rank])
         return ("X", 0.0) if self._remote.state_of(rank) == DEAD else self._remote.kernel_of(rank)
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
-        """Wait until the process of ``rank`` has ended, as far as that is known here, ``timeout_s`` seconds at most."""
+        """Wait until the process of ``rank`` has ended, as far as known here, ``timeout_s`` seconds at most."""
         if rank in self._indices:
             super().wait_for_end(rank, timeout_s)
             return
         self._await_state(rank, DEAD, timeout_s)
 
     def close(self) -> None:
-        """Close the pidfds and what is known of the others."""
+        """Close the pidfds and the states of the ranks of other hosts."""
         super().close()
         self._remote.close()
 
@@ -120,7 +120,7 @@ class HostsPeers(ShmPeers):
         return self._remote.state_of(rank) in (FAILED, DEAD)
 
     def _is_leader_stopped(self) -> bool:
-        """Whether nobody relays for this host, because the process that should is stopped."""
+        """Whether this host has no relay, because the process of its leader is stopped."""
         if self._rank == self._leader or self._remote.silent_s < self._timeout_s * _SOONER:
             return False
         return self._state_of(self._leader) is Presence.RUNNING and process_state(self._pids[self._leader])[0] in "Tt"

@@ -22,8 +22,8 @@ class _Open:
     """A question of another host to a rank of this one.
 
     Attributes:
-        question: as it came.
-        number: of the same question here.
+        question: the question as received.
+        number: its number on this host's board.
         since_s: when it came.
         looked_s: when the process was last looked at.
     """
@@ -38,10 +38,10 @@ class Questions:
     """See the module.
 
     Args:
-        board: this host's.
+        board: this host's board.
         remote: the state of ranks on other hosts.
-        ranks: of this host.
-        pids: of all ranks.
+        ranks: the ranks of this host.
+        pids: process ids of all ranks.
         send: sends messages towards the host of a rank.
     """
 
@@ -59,7 +59,7 @@ class Questions:
         self._open: dict[tuple[int, int], _Open] = {}
 
     def news(self) -> list[Question]:
-        """Return what was asked on this host's board since the last call."""
+        """Return the new questions on this host's board since the last call."""
         found = []
         for rank, before in self._asked.items():
             number, wanted, asker = self._board.asked(rank)
@@ -97,7 +97,7 @@ class Questions:
             self._remote.set_kernel(message.rank, message.state, message.cpu_s)
 
     def _tell_state(self, key: tuple[int, int], item: _Open) -> None:
-        """Send what the kernel knows about a process that owes an answer: it may be stopped."""
+        """Send the kernel's data on a process that owes an answer, because it may be stopped."""
         clock = time.monotonic()
         if clock - item.since_s > _PATIENCE_S:
             self._open.pop(key, None)

@@ -36,7 +36,7 @@ __all__ = ["HUB", "Relay"]
 HUB = 0
 """The host, among all, whose leader is rank 0."""
 _TICK_S = 0.1
-#: While a recording is under way, or the reason for a loss is awaited.
+#: The tick while a recording is under way, or the reason for a loss is awaited.
 _SHORT_TICK_S = 0.02
 _PING_S = 0.5
 _CLOCK_S = 2.0
@@ -56,20 +56,20 @@ class Relay:
         generation: the ranks of the job.
         index: this host.
         host: memory that the ranks of this host share.
-        socket: connected with the other leaders, or with the hub; its own from now on.
+        socket: connected with the other leaders, or with the hub; owned from now on.
         ids: routing ids of the leaders, by host.
         timeout_s: how long a host may be silent; enforced by the socket, and named in errors.
         suspects: hosts whose connection has ended.
-        mailbox: data that travels with requests; None where none does.
+        mailbox: data that travels with requests; None if no data does.
 
     Attributes:
         requests: at the hub, requests of ranks on other hosts; read by the engine.
         log: elsewhere, the log; read by the engine.
         wire: the connection.
-        mailbox: data that travels with requests; None where none does.
+        mailbox: data that travels with requests; None if no data does.
         is_owed: whether the engine has held submissions back for so long that it should send them.
         traces: carries recordings between hosts.
-        doorbell: of a rank that is alone on its host, whose engine then looks after the wire itself; else None.
+        doorbell: the doorbell of a rank alone on its host, whose engine serves the wire itself; else None.
     """
 
     doorbell: WireDoorbell | None = None
@@ -139,7 +139,7 @@ class Relay:
         self.send_to(self._generation.host_of(rank) if self._index == HUB else HUB, messages)
 
     def send_to(self, host: int, messages: Sequence[frames.Message]) -> None:
-        """Send messages to a host that one can reach directly."""
+        """Send messages to a host with a direct connection."""
         if not self.wire.is_lost(host):
             self.wire.post((host,), messages)
 
@@ -157,7 +157,7 @@ class Relay:
             self._clock.is_known.wait(_CLOCK_S)
 
     def depart(self, departures: Iterable[frames.RankState]) -> None:
-        """Record ranks that have left, after the log before that has reached the ranks of this host."""
+        """Record ranks that have left, after the log before their departure has reached the ranks of this host."""
         for message in departures:
             self._apply(message)
 
@@ -188,7 +188,7 @@ class Relay:
             os.close(self._bell)
 
     def _await(self, limit_s: float) -> None:
-        """Wait until something has come, or a process has ended."""
+        """Wait until a message or a ring has come, or a process has ended."""
         if self.doorbell is not None and self._watches_wire:
             # Messages wake the engine. If it is busy, the next tick is soon enough.
             self._watches_wire = False
@@ -226,7 +226,7 @@ class Relay:
             self._give_up(host, how)
         self._catch_up()
         questions = self._questions.news()
-        self.traces.look()  # what is asked may be to look at what rank 0 has begun before it asked
+        self.traces.look()  # first: a question may concern a recording that rank 0 began before it asked
         self._questions.look(questions)
         if time.monotonic() - self._pinged_s >= (_PING_S if self._clock.is_known.is_set() else 0.0):
             self._pinged_s, self._pinged_after = time.monotonic(), self._clock.samples
@@ -266,7 +266,7 @@ class Relay:
         elif time.monotonic() - self._behind[1] > _BEHIND_S:
             self.depart(departures)
 
-    # -- what comes, under the wire's lock -----------------------------------------------------------------------
+    # -- received messages, under the wire's lock ----------------------------------------------------------------
 
     def _take(self, host: int, message: frames.Message) -> None:
         self._heard_s[host] = time.monotonic()
@@ -374,7 +374,7 @@ class Relay:
             self._apply(message)
 
     def _part_from(self, host: int) -> None:
-        """Let the coordinator know that no rank of a host takes part any more, because its leader has left.
+        """Tell the coordinator that no rank of a host takes part any more, because its leader has left.
 
         The state of a rank and its requests travel separately. So the last request of a rank may be missing although
         its state says that it has left, and a leader that was in the middle of an operation has sent none.

@@ -5,7 +5,7 @@ It lies behind the board, in the same memfd. Once per host:
     ROSTER   0; then 1 if the text lists the ranks of the job, or 2 if it says why there is no job
     BEAT     when the leader was last known to run, by the clock of the host
     LOST     how many ranks of other hosts have died or failed
-    OFFSET   what to add to this host's clock to get that of rank 0's host
+    OFFSET   nanoseconds to add to this host's clock to get that of rank 0's host
 
 Per local rank: PLACE, its rank in the job plus 1. Per rank of another host: STATE with the rank that caused it, the
 kernel's view of its process, and a text that says how it ended.
@@ -40,11 +40,11 @@ _HALF = 1 << 63
 
 
 class RemoteRanks:
-    """One rank's view of it.
+    """One rank's view of this memory.
 
     Args:
         fd: the memfd; stays the caller's.
-        offset: where it begins there.
+        offset: its first byte in the memfd.
         local_size: number of ranks on this host.
         size: number of ranks.
     """
@@ -63,12 +63,12 @@ class RemoteRanks:
 
     @staticmethod
     def nbytes(local_size: int, size: int) -> int:
-        """Return how many bytes it takes, in whole pages."""
+        """Return the size of this memory in bytes, in whole pages."""
         words = _LINE_WORDS * (1 + local_size + size)
         nbytes = words * 8 + _FATE_ROOM * size + _ROSTER_ROOM + _ROSTER_ROOM_PER_RANK * size
         return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
-    # -- who takes part ------------------------------------------------------------------------------------------
+    # -- the members ---------------------------------------------------------------------------------------------
 
     def come(self, local_rank: int, rank: int) -> None:
         """Publish the rank of this process in the job."""
@@ -88,7 +88,7 @@ class RemoteRanks:
         self._words[_ROSTER] = verdict
 
     def wait(self, is_over: Callable[[], bool]) -> tuple[int, bytes]:
-        """Return what the leader has published; (0, nothing) when ``is_over`` comes first."""
+        """Return the verdict and the text that the leader has published; (0, nothing) if ``is_over`` comes first."""
         while not (verdict := int(self._words[_ROSTER])):
             if is_over() and not self._words[_ROSTER]:
                 return 0, b""
@@ -163,7 +163,7 @@ class RemoteRanks:
         self._words[_OFFSET] = value % (1 << 64)
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap this memory."""
         self._words.release()
         self._whole.release()
         self._map.close()

@@ -23,8 +23,8 @@ class Host(msgspec.Struct, array_like=True, frozen=True):
     """One host of a job.
 
     Attributes:
-        name: of the host.
-        ranks: in the order of their local ranks; the first one leads.
+        name: name of the host.
+        ranks: its ranks, in the order of their local ranks; the first one is the leader.
         pids: their process ids.
     """
 
@@ -37,9 +37,9 @@ class Roster(msgspec.Struct, array_like=True, frozen=True):
     """The ranks of a job.
 
     Attributes:
-        hosts: rank 0's first.
-        index: the host that this is told to.
-        where: endpoint at which that host has reached rank 0's; there, one at which it was reached.
+        hosts: the hosts, rank 0's first.
+        index: the host that receives this roster.
+        where: endpoint at which that host has reached rank 0's host; on rank 0's host, one at which it was reached.
     """
 
     hosts: list[Host]
@@ -56,7 +56,7 @@ class Roster(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """Why there is no job; whether that is because a rank died, and which one of the job, or -1."""
+    """Why there is no job; whether the reason is the death of a rank, and this rank of the job, or -1."""
 
     error: str
     is_loss: bool
@@ -69,8 +69,8 @@ def await_places(
     """Return the ranks of this host, in the order of their local ranks.
 
     Args:
-        remote: where they say so.
-        pid_fds: a pidfd of each.
+        remote: where the ranks publish themselves.
+        pid_fds: a pidfd of each rank.
         timeout_s: seconds that it may take.
         check: raises when waiting has become useless.
 
@@ -93,7 +93,7 @@ def await_places(
 
 
 def publish(remote: RemoteRanks, roster: Roster) -> None:
-    """Tell the other ranks of this host who takes part."""
+    """Tell the other ranks of this host the ranks of the job."""
     remote.publish(1, msgspec.msgpack.encode(roster))
 
 
@@ -108,10 +108,10 @@ def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
 def await_roster(
     remote: RemoteRanks, leader_fd: int, timeout_s: float, check: Callable[[], None] = lambda: None
 ) -> Roster:
-    """Return who takes part, as the leader of this host says.
+    """Return the ranks of the job, as the leader of this host says.
 
     Args:
-        remote: where it says so.
+        remote: where the leader publishes them.
         leader_fd: a pidfd of the leader.
         timeout_s: seconds that it may take.
         check: raises when waiting has become useless.

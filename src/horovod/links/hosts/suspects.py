@@ -1,4 +1,4 @@
-"""Hosts whose connection has ended: before they count as lost, the launcher is asked for the reason, for a moment."""
+"""Hosts whose connection has ended: before they count as lost, ask the launcher briefly for the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 __all__ = ["Source", "Suspects"]
 
-#: Seconds to wait for an answer; and where the job goes on without that host, so that the reason may come later.
+#: Seconds to wait for an answer; and if the job goes on without that host, so that the reason may come later.
 _PATIENCE_S, _ELASTIC_S = 1.0, 0.1
 
 
@@ -34,7 +34,7 @@ class Suspects:
     """See the module.
 
     Args:
-        ask: asks how a rank ended; None where nobody can be asked.
+        ask: asks how a rank ended; None if there is no source to ask.
         is_elastic: whether the job goes on without lost hosts.
     """
 
@@ -56,7 +56,7 @@ class Suspects:
         """Return each host that now counts as lost, and how its leader ended, if that is known.
 
         Args:
-            is_ending: whether to wait for no answer.
+            is_ending: whether to return all hosts without waiting for answers.
         """
         limit_s = _ELASTIC_S if self._is_elastic else _PATIENCE_S
         for host, case in list(self._cases.items()):

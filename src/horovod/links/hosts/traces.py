@@ -1,8 +1,8 @@
 """Carry a recording of the timeline between hosts: its beginning and end, trace events, and times of arrival.
 
-Between hosts all times are those of the clock of rank 0's host; each leader converts them to its own and back. Through
-one recording it does so with what was known of the clocks at its beginning: else an operation would move against the
-others when more is known.
+Between hosts all times are on the clock of rank 0's host; each leader converts them to its own clock and back. During
+one recording it uses the offset that was known at its beginning: else an operation would move against the others when
+the offset is known better.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class TraceRelay:
     """See the module.
 
     Args:
-        board: this host's.
-        remote: knows the distance of the clocks.
-        ranks: of this host.
+        board: this host's board.
+        remote: knows the offset of the clocks.
+        ranks: the ranks of this host.
         is_hub: whether rank 0 is one of them.
         send: sends messages towards the host of a rank.
-        send_all: sends messages to all other hosts that one can reach directly, except one.
+        send_all: sends messages to all other hosts with a direct connection, except one.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class TraceRelay:
     def _tell_traces(self) -> None:
         news: list[Message] = []
         for rank, told in self._told.items():
-            number = self._board.finished_session(rank)  # before looking for what it had told by then
+            number = self._board.finished_session(rank)  # first: then the events before it are already in the ring
             if data := self._board.take_trace(rank):
                 news.append(Trace(rank, data))
             if number > told:

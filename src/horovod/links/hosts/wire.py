@@ -1,7 +1,7 @@
 """The connection between the leader of a host and that of rank 0's host: frames, in order, none twice.
 
-Any thread may send and receive: who holds the lock does both, for all. The socket's descriptor tells that there is
-something to be done, once; so whoever has used the socket looks whether something has come.
+Any thread may send and receive: the thread that holds the lock does both, for all. The socket's descriptor signals
+an event only once; so every thread that has used the socket checks whether a message has come.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Wire:
     """See the module.
 
     Args:
-        socket: at the hub a ROUTER, elsewhere a DEALER; its own from now on.
-        ids: by host, the routing id of its leader; elsewhere than at the hub only the hub's counts, which is ignored.
+        socket: at the hub a ROUTER, elsewhere a DEALER; owned from now on.
+        ids: by host, the routing id of its leader; only the hub uses them.
         index: this host; 0 is the hub.
-        take: called with a host and each message that has come from it, by the thread that holds the lock; the last
-            one is that the host leaves.
-        lose: called with a host that cannot be reached any more, and why, in the same way.
+        take: called with a host and each message from it, by the thread that holds the lock; the last message says
+            that the host leaves.
+        lose: called with a host that cannot be reached any more, and the reason, in the same way.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Wire:
         self.pump()
 
     def pump(self) -> None:
-        """Send what waits, and take what has come, unless another thread does it anyway."""
+        """Send waiting messages, and take received ones, unless another thread does it anyway."""
         while True:
             if not self._lock.acquire(False):
-                return  # who holds it sees what was posted before
+                return  # the thread that holds it sees all earlier posts
             try:
                 if self._is_closed:
                     return
@@ -104,7 +104,7 @@ class Wire:
                 return
 
     def hang_up(self, host: int) -> None:
-        """Give a host up whose connection has ended, after all that it said before."""
+        """Give up a host whose connection has ended, after taking all its earlier messages."""
         with self._lock:
             if not self._is_closed:
                 self._receive()
@@ -115,25 +115,25 @@ class Wire:
         self._lost.add(host)
 
     def is_lost(self, host: int) -> bool:
-        """Whether it was dropped."""
+        """Whether the host was dropped."""
         return host in self._lost
 
     def has_parted(self, host: int) -> bool:
-        """Whether the last word was said to it, after which it is sent nothing."""
+        """Whether the host was sent its last message; nothing is sent to it any more."""
         return host in self._greeted
 
     def close(self) -> None:
-        """Say the last word to all, and close the socket when they have said theirs, or after two seconds.
+        """Send the last message to all, and close the socket when they have sent theirs, or after two seconds.
 
-        Data sent just before a socket is closed may not arrive. So the hub stays until those that leave have heard
-        its last word: until they are gone. Those that go on have heard it when they answer.
+        Data sent just before a socket is closed may not arrive. So the hub stays until the leaving hosts have
+        received its last message: until they are gone. Hosts that go on have received it when they answer.
         """
         self._part(self.peers, leaves=True)
         poll, deadline = select.poll(), time.monotonic() + _PART_S
         poll.register(self.fd, select.POLLIN)
         while self._is_awaited() and time.monotonic() < deadline:
             if self._is_hub:
-                self._say(set(self.peers) - self._lost, frames.Bye())  # which tells who is gone
+                self._say(set(self.peers) - self._lost, frames.Bye())  # this shows which hosts are gone
             poll.poll(_LOOK_MS)
             self.pump()
         with self._lock:
@@ -142,18 +142,18 @@ class Wire:
             self._socket.close(linger=_LINGER_MS)
 
     def _is_awaited(self) -> bool:
-        """Whether somebody may not have heard all."""
+        """Whether a host may not have received all messages."""
         present = set(self.peers) - self._lost
         return not self._parted.issuperset(present) or (self._is_hub and not self._leaving.isdisjoint(present))
 
     def close_in_child(self) -> None:
-        """Give the connections back that a forked child has inherited: else they would outlive this process."""
+        """Close the connections that a forked child has inherited: else they would outlive the parent."""
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def _send(self) -> dict[int, str]:
-        """Send what can be sent; return the hosts that cannot be reached, and why."""
+        """Send as much as possible; return the hosts that cannot be reached, and why."""
         unreachable = {}
         for host, waiting in self._outgoing.items():
             if host in self._lost:
@@ -220,7 +220,7 @@ class Wire:
             self._take(host, message)
 
     def _part(self, hosts: Iterable[int], leaves: bool) -> None:
-        """Say the last word to hosts, unless it was said already."""
+        """Send the last message to hosts, unless it was sent already."""
         fresh = [host for host in hosts if host not in self._greeted]
         self._greeted.update(fresh)
         self._say(fresh, frames.Bye(leaves))
@@ -233,21 +233,21 @@ class Wire:
         self.pump()
 
     def _complain(self, text: str) -> None:
-        """Say once that something is ignored."""
+        """Log, only the first time, that data is ignored."""
         if not self._has_complained:
             self._has_complained = True
             logger.warning(f"between hosts: {text}; it is ignored. Further ones are not logged")
 
 
 def descriptor_of(socket: zmq.Socket[bytes]) -> int:
-    """Return what becomes readable, once, when there is something to be done with a socket."""
+    """Return the descriptor that becomes readable, once, when a socket has an event."""
     fd = socket.getsockopt(zmq.FD)
     assert isinstance(fd, int)
     return fd
 
 
 def has_more(socket: zmq.Socket[bytes]) -> bool:
-    """Whether something can be received."""
+    """Whether a message can be received."""
     events = socket.get(zmq.EVENTS)
     assert isinstance(events, int)
     return bool(events & zmq.POLLIN)

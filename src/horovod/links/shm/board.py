@@ -1,16 +1,16 @@
-"""The board: what ranks ask and tell each other beside the log, so also when the coordinator is stuck.
+"""The board: questions and answers of ranks outside the log, so also when the coordinator is stuck.
 
 It lies behind the control page in the same memfd. Per rank of the job, those of other hosts included:
 
-    ASK       who wants something of this rank, and what; written by whoever asks
+    ASK       the rank that asks this rank, and the wanted items; written by the asking rank
     ANSWER    number of the question that ANSWER_TEXT answers, 0 while it is being written
     REASON   1 when REASON_TEXT says why this rank failed
     TRACE_*   head and tail of this rank's ring of trace events, and the last recording that it has finished
-    ARRIVALS  a table of when this rank submitted what it executed lately, and ARRIVED, how many it noted, in a ring
+    ARRIVALS  a table of when this rank submitted its latest operations, and ARRIVED, how many it noted, in a ring
 
-and once SESSION, the recording that rank 0 makes. Each word but ASK has one writer, for a rank of another host the
-leader of this one. Two ranks that ask at the same moment may overwrite each other's question; the answer to either
-serves both.
+and once SESSION, the recording that rank 0 makes. Each word but ASK has one writer; for a rank of another host, this
+is the leader of this host. Two ranks that ask at the same moment may overwrite each other's question; the answer to
+either serves both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShmBoard:
         fd: the memfd of the control page; stays the caller's.
         control: the control page, whose bells make ranks look here.
         rank: this rank.
-        indices: by rank of the job, whom to rouse in the control page when it is asked something.
+        indices: by rank of the job, the index in the control page to rouse when that rank is asked.
     """
 
     def __init__(self, fd: int, control: Control, rank: int, indices: Sequence[int]) -> None:
@@ -85,9 +85,9 @@ class ShmBoard:
         """Ask ``rank`` for something.
 
         Args:
-            rank: who is asked.
-            wanted: for what.
-            asker: who asks; this rank when omitted.
+            rank: the rank to ask.
+            wanted: the wanted items, bits of ``Query``.
+            asker: the asking rank; this rank when omitted.
 
         Returns:
             The number of the question, for ``answer``.
@@ -101,12 +101,12 @@ class ShmBoard:
         return int(number + 1)
 
     def asked_by(self, rank: int) -> int:
-        """Return who waits for an answer of ``rank``, or -1."""
+        """Return the rank that waits for an answer of ``rank``, or -1."""
         word = self._words[self._index(rank, _ASK)]
         return int(word >> 8 & 0xFFFF) if self._words[self._index(rank, _ANSWER)] < word >> 24 else -1
 
     def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wanted, who asks) if there is a new question to this rank; each is returned once."""
+        """Return (number, wanted, asking rank) if there is a new question to this rank; each is returned once."""
         word = self._words[self._index(self.rank, _ASK)]
         if word == self._seen:
             return None
@@ -114,12 +114,12 @@ class ShmBoard:
         return self.asked(self.rank)
 
     def asked(self, rank: int) -> tuple[int, int, int]:
-        """Return (number, wanted, who asks) of the last question to ``rank``; the first one has number 1."""
+        """Return (number, wanted, asking rank) of the last question to ``rank``; the first one has number 1."""
         word = self._words[self._index(rank, _ASK)]
         return word >> 24, word & 0xFF, word >> 8 & 0xFFFF
 
     def give_answer(self, number: int, text: bytes, rank: int = -1) -> None:
-        """Answer question ``number`` and all before it; in the place of ``rank`` if that is on another host."""
+        """Answer question ``number`` and all before it; on behalf of ``rank`` if that is on another host."""
         rank = self.rank if rank < 0 else rank
         self._publish(self._index(rank, _ANSWER), self._text(rank), _ANSWER_BYTES, number, text)
 
@@ -128,7 +128,7 @@ class ShmBoard:
         return self._read(self._index(rank, _ANSWER), self._text(rank), number)
 
     def give_reason(self, text: bytes, rank: int = -1) -> None:
-        """Say why this rank, or one of another host, fails; to be called before its state says that it did."""
+        """Publish why this rank, or one of another host, fails; call this before its state says so."""
         rank = self.rank if rank < 0 else rank
         self._publish(self._index(rank, _REASON), self._text(rank) + _ANSWER_BYTES, _REASON_BYTES, 1, text)
 
@@ -151,12 +151,12 @@ class ShmBoard:
         self._words[_SESSION] = session.number << 1 | session.mark_cycles
 
     def finish_session(self, number: int, rank: int = -1) -> None:
-        """Say that everything this rank, or one of another host, had to tell about ``number`` stands in its ring."""
+        """Report that the ring of this rank, or of one of another host, has all events of recording ``number``."""
         futex.fence()
         self._words[self._index(self.rank if rank < 0 else rank, _TRACE_DONE)] = number
 
     def finished_session(self, rank: int) -> int:
-        """Return the last recording about which ``rank`` has told everything: what it put before this was said."""
+        """Return the last recording of which ``rank`` has put all events into its ring."""
         number = int(self._words[self._index(rank, _TRACE_DONE)])
         futex.fence()
         return number
@@ -177,7 +177,7 @@ class ShmBoard:
         return True
 
     def take_trace(self, rank: int) -> bytes:
-        """Return what ``rank`` appended since the last call; on rank 0, or in the leader of another host."""
+        """Return the events that ``rank`` appended since the last call; on rank 0, or in the leader of another host."""
         tail_index = self._index(rank, _TRACE_TAIL)
         head, tail = self._words[self._index(rank, _TRACE_HEAD)], self._words[tail_index]
         if head == tail:
@@ -191,7 +191,7 @@ class ShmBoard:
         return data
 
     def note_arrival(self, key: int, at_ns: int, rank: int = -1) -> None:
-        """Let the others know when this rank, or one of another host, submitted something; all know its ``key``."""
+        """Publish when this rank, or one of another host, submitted an operation; all ranks know its ``key``."""
         rank = self.rank if rank < 0 else rank
         slots, slot = self._arrivals[rank], _slot(key)
         slots[slot] = 0
@@ -208,7 +208,7 @@ class ShmBoard:
         return count, [int(recent[index % _ARRIVALS]) for index in range(max(since, count - _ARRIVALS), count)]
 
     def arrival(self, rank: int, key: int) -> int:
-        """Return when ``rank`` submitted something, or 0 if that is not known (any more)."""
+        """Return when ``rank`` submitted an operation, or 0 if the time is not known (any more)."""
         slots, slot = self._arrivals[rank], _slot(key)
         at_ns = slots[slot + 1] if slots[slot] == key else 0
         return int(at_ns) if slots[slot] == key else 0

@@ -1,7 +1,7 @@
 """Requests and log through the control page: a request ring per rank, and a log ring that all ranks of the host read.
 
-The first rank of the host serves the others. Where the coordinator is its own, ``CoordinatorChannel`` hands requests to
-it; where it is on another host, to what stands in for it.
+The first rank of the host serves the others: its ``CoordinatorChannel`` hands requests to the coordinator, or to a
+proxy if the coordinator is on another host.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WorkerChannel:
             self._control.ring(_SERVER)
 
     def leave(self, reason: str) -> None:
-        """Take part no more."""
+        """Leave the job."""
         self._writer.put_bytes(_LEAVE, (), reason.encode(errors="backslashreplace"))
         self._writer.flush()
         self._control.ring(_SERVER)
@@ -117,7 +117,7 @@ class CoordinatorChannel(LocalChannel):
         self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
 
     def leave(self, reason: str) -> None:
-        """Answer who waits for this rank, through the log; what comes after that concerns it no more."""
+        """Answer the ranks that wait for this one, through the log; this rank ignores later requests."""
         super().leave(reason)
         # Stop reading now: a peer that leaves after our answer must not be blamed for our failures.
         self._has_served = True
@@ -127,7 +127,7 @@ class CoordinatorChannel(LocalChannel):
         return bool(self._writer.backlog)
 
     def has_news(self) -> bool:
-        """Whether ``next`` has something, or the coordinator has work."""
+        """Whether ``next`` has an entry, or the coordinator has work."""
         if self._has_come or self._log:
             return True
         for _, reader in self._readers:  # noqa: SIM110  spun on: a generator costs more than the look
@@ -141,7 +141,7 @@ class CoordinatorChannel(LocalChannel):
         if log and not writer.backlog:
             return log.popleft()
         if self._has_served:
-            # Later requests wait for the next round: to look again costs as much as a small operation.
+            # Later requests wait for the next round: another look costs as much as a small operation.
             self._has_served = False
             return None
         self._serve()
@@ -155,7 +155,7 @@ class CoordinatorChannel(LocalChannel):
         return log.popleft()
 
     def tend(self, fate: Callable[[int], str]) -> None:
-        """Tell the coordinator of ranks whose last word did not fit into a full ring; publish what it decided."""
+        """Tell the coordinator which ranks left with a ring too full for a message; publish its decisions."""
         for rank, reader in self._readers:
             if rank not in self._departed and self._has_left(rank) and not reader.has_more():
                 self._departed.add(rank)

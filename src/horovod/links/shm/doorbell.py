@@ -25,11 +25,11 @@ class ShmDoorbell:
 
     @property
     def share(self) -> int:
-        """Cores that there are for this rank."""
+        """Number of cores for this rank."""
         return self._control.share
 
     def heard(self) -> int:
-        """Return how often this rank was rung for."""
+        """Return how often this rank's doorbell has rung."""
         return self._words[self._bell]
 
     def ring(self) -> None:
@@ -37,20 +37,20 @@ class ShmDoorbell:
         self._control.ring(self._control.rank)
 
     def awake(self) -> int:
-        """Say that a thread of this rank looks by itself; return how often it was rung for."""
+        """Announce that a thread of this rank looks by itself; return how often the doorbell has rung."""
         words = self._words
         words[self._mode] = 0
         return words[self._bell]
 
     def park(self) -> None:
-        """Say that only the background thread sleeps here, and ring those left for later."""
+        """Announce that only the background thread sleeps here, and ring for the ranks left for later."""
         self._words[self._mode] = PARKED
         self.ring_deferred()
 
     def announce(self, goal: int) -> None:
-        """Say that the lock's holder is going to sleep."""
+        """Announce that the lock's holder is going to sleep."""
         self._control.announce(goal or NO_GOAL)
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
-        """Sleep until this rank was rung for more often than ``heard``."""
+        """Sleep until this rank's doorbell has rung more often than ``heard``."""
         self._control.sleep(heard, timeout_s, PARKED if parked else HOLDER)

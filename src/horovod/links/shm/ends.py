@@ -12,7 +12,7 @@ __all__ = ["EndWatch"]
 
 
 class EndWatch:
-    """See the module. It only saves time: whoever waits also looks by itself, ten times a second.
+    """See the module. It only saves time: a waiting thread also looks by itself, ten times a second.
 
     Args:
         pid_fds: pidfds of the other processes; stay the caller's, open until ``close``.
@@ -31,7 +31,7 @@ class EndWatch:
 
     def close(self) -> None:
         """End the thread, and wait for it."""
-        with contextlib.suppress(OSError):  # something else in this process has closed it: then poll says so
+        with contextlib.suppress(OSError):  # other code in this process has closed it: then poll reports that
             os.eventfd_write(self._bell, 1)
             self._thread.join()
             os.close(self._bell)

@@ -40,7 +40,7 @@ class Shared(NamedTuple):
     """Memory and descriptors that the ranks of a host share.
 
     Attributes:
-        meeting: who they are; its descriptors are open for as long as ``sharing`` lasts, those of processes for good.
+        meeting: the ranks; descriptors of memory are open while ``sharing`` lasts, those of processes stay open.
         control: this rank's view of the control page.
         arenas: in the order of the control page.
     """
@@ -54,13 +54,13 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     """Meet the other ranks and return this rank's link.
 
     Args:
-        world: who this process is.
+        world: the place of this process in the job.
         settings: the settings.
-        number: counts the meetings of this job that came about.
-        observer: knows of stalls.
+        number: counts the successful meetings of this job.
+        observer: detects stalls.
 
     Raises:
-        InitError: this machine cannot do it, or the ranks did not find each other.
+        InitError: this machine lacks a requirement, or the ranks did not find each other.
         PeerLostError: another rank died meanwhile.
 
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
@@ -82,11 +82,11 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
 
     def check() -> None:
         if world.rank != 0:
-            # A rank that has left is in the middle of nothing.
+            # A rank that has left is in no operation, so it gets no time to finish one.
             watch.check(0, math.inf if peers.has_left(0) else 0.0)
 
     try:
-        # An engine that the user has named instead.
+        # The user may have named an engine to use instead.
         topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, check)
         transport = make_transport(settings, world.launcher, topology, shm, open_store, watch)
     except BaseException as error:
@@ -97,13 +97,13 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
 
 
 def give_up(board: ShmBoard, peers: ShmPeers, rank: int, error: BaseException) -> None:
-    """Let nobody wait for this rank, whose ``init()`` fails after all have met.
+    """Publish that this rank's ``init()`` fails after all have met, so that no rank waits for it.
 
     Args:
-        board: where others read why.
-        peers: where they see it.
+        board: where other ranks read the reason.
+        peers: where they see the failure.
         rank: this rank.
-        error: why.
+        error: the reason.
     """
     if not isinstance(error, HorovodInternalError):
         error = HorovodInternalError(f"init() ended with {error!r}")
@@ -121,10 +121,10 @@ def local_store(world: World, number: int, timeout_s: float, check: Callable[[],
     """Return the store of a job on one host; rank 0 holds it.
 
     Args:
-        world: who this process is.
-        number: of the meeting.
+        world: the place of this process in the job.
+        number: number of the meeting.
         timeout_s: how long to wait for rank 0.
-        check: called meanwhile; what it raises ends that.
+        check: called meanwhile; an error that it raises ends the wait.
     """
     # ZeroMQ takes a while to load, and few jobs on one host need it.
     from horovod.rendezvous.client import JobStore
@@ -141,12 +141,12 @@ def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[Shared]
     """Meet the other ranks of this host, and map the memory that they share.
 
     Args:
-        world: who this process is among the ranks of its host.
+        world: the place of this process among the ranks of its host.
         settings: the settings.
         page_bytes: size of the memfd that begins with the control page.
 
     Raises:
-        InitError: this machine cannot do it, or the ranks did not find each other.
+        InitError: this machine lacks a requirement, or the ranks did not find each other.
         PeerLostError: another rank died meanwhile.
 
     Blocks until all of them have come, or HOROVOD_START_TIMEOUT seconds.

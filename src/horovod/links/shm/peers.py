@@ -1,4 +1,4 @@
-"""Is everybody still there? Death and departure of the other ranks of this host."""
+"""Detects the death and the departure of the other ranks of this host."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ShmPeers:
 
     Args:
         control: the control page.
-        generation: who takes part.
+        generation: the members of the job.
         ranks: the ranks of this host, in the order of the control page.
-        pid_fds: in the same order; owned from now on.
+        pid_fds: their pidfds, in the same order; owned from now on.
     """
 
     def __init__(self, control: Control, generation: Generation, ranks: Sequence[int], pid_fds: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class ShmPeers:
         self._control.set_state(Presence.FAILED, culprit)
 
     def is_alarmed(self) -> bool:
-        """Whether a rank has ended, failed or left since ``gone`` has looked."""
+        """Whether a rank has ended, failed or left since the last call of ``gone``."""
         return self._has_end or self._states() != self._seen
 
     def has_left(self, rank: int) -> bool:
@@ -85,12 +85,12 @@ class ShmPeers:
     def gone(self) -> int | None:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
 
-        When one failed because of another, that other one.
+        If a rank failed because of another rank, return the other one.
 
         Raises:
             HorovodInternalError: something in this process has closed descriptors of this package.
         """
-        self._has_end, self._seen = False, self._states()  # first of all: what comes meanwhile is another alarm
+        self._has_end, self._seen = False, self._states()  # first of all: any later change is another alarm
         ended = self._ended(self._poll)
         for rank, fd in self._fds.items():
             state = self._state_of(rank)
@@ -99,7 +99,7 @@ class ShmPeers:
         return None
 
     def culprit_of(self, rank: int) -> int:
-        """Return because of whom ``rank`` left or failed, as far as can be told: itself, at first."""
+        """Return the rank because of which ``rank`` left or failed; itself if no other rank is known."""
         for _ in range(self._size):
             cause = self._cause_of(rank)
             if cause < 0 or cause == rank:
@@ -123,7 +123,7 @@ class ShmPeers:
         return self._control.cause_of(self._indices[rank])
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended; for any thread, which the others are not."""
+        """Whether the process of ``rank`` has ended; unlike the other methods, for any thread."""
         poll = select.poll()
         poll.register(self._fds[rank], select.POLLIN)
         return bool(self._ended(poll))
@@ -132,15 +132,15 @@ class ShmPeers:
         """Return the pidfds of processes that have ended.
 
         Raises:
-            HorovodInternalError: a descriptor is none of ours any more, which says nothing about a process.
+            HorovodInternalError: a descriptor is not ours any more; this says nothing about a process.
         """
         ended = set()
         for fd, events in poll.poll(0):
             if events & select.POLLNVAL or not _is_pidfd(fd):
                 raise HorovodInternalError(
-                    f"file descriptor {fd} of this rank, {self._describe(self._rank)}, was closed by something "
-                    "else in its process, so that it cannot look after the other ranks any more; no rank has died. "
-                    "Look for os.closerange(), os.close() or a library that closes descriptors that it has not opened"
+                    f"other code in the process of {self._describe(self._rank)} has closed file descriptor {fd}, so "
+                    "this rank cannot watch the other ranks any more; no rank has died. Look for os.closerange(), "
+                    "os.close() or a library that closes descriptors that it has not opened"
                 )
             ended.add(fd)
         return ended
@@ -149,8 +149,8 @@ class ShmPeers:
         """Return in words how ``rank`` ended, as far as it can be known.
 
         Args:
-            rank: the one that is gone.
-            why: what it said itself, if it failed; if it left, the whole sentence.
+            rank: the rank that is gone.
+            why: its own reason, if it failed; the whole sentence, if it left.
         """
         who = self._describe(rank)
         state = self._state_of(rank)
@@ -168,7 +168,7 @@ class ShmPeers:
         return f"{who} exited with code {os.WEXITSTATUS(code)} without hvd.shutdown()"
 
     def process(self, rank: int) -> tuple[str, float]:
-        """Return what the kernel says about the process of ``rank``; see ``Peers``."""
+        """Return the kernel's data on the process of ``rank``; see ``Peers``."""
         return process_state(self._pids[rank])
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
@@ -183,7 +183,7 @@ class ShmPeers:
             self._watch.close()
             self._watch = None
         for fd in self._fds.values():
-            # The number of a descriptor that somebody has closed may be another file by now.
+            # If other code has closed a descriptor, its number may be another file by now.
             if _is_pidfd(fd):
                 os.close(fd)
         self._fds = {}

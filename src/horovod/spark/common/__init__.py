@@ -1,1 +1,1 @@
-"""Common to the estimators of all frameworks."""
+"""Shared code of the estimators for all frameworks."""

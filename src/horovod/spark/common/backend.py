@@ -1,4 +1,4 @@
-"""How an estimator starts its ranks."""
+"""Backends that start the ranks of an estimator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Backend", "SparkBackend"]
 
 
 class Backend:
-    """Interface of what runs a function on all ranks; derive from it to run them elsewhere than in Spark's tasks."""
+    """Interface of a backend that runs a function on all ranks; derive from it to run ranks outside Spark's tasks."""
 
     def run(
         self,
@@ -25,7 +25,7 @@ class Backend:
         Args:
             fn: function that cloudpickle can pickle.
             args: its arguments.
-            kwargs: its named arguments.
+            kwargs: its keyword arguments.
             env: environment variables for the ranks.
 
         Returns:
@@ -39,7 +39,7 @@ class Backend:
 
 
 class SparkBackend(Backend):
-    """Ranks in tasks of the active Spark session, by ``horovod.spark.run``.
+    """Backend that runs ranks in tasks of the active Spark session, through ``horovod.spark.run``.
 
     Args:
         num_proc: number of ranks; Spark's default parallelism if omitted.

@@ -1,4 +1,4 @@
-"""Columns of Arrow as arrays of numpy: numbers, arrays of one shape, and Spark's vectors."""
+"""Conversion of Arrow columns to numpy arrays: numbers, arrays of one shape, and Spark's vectors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SPARSE, _DENSE = 0, 1
 
 
 def to_numpy(column: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return a column as an array whose first dimension is the rows.
+    """Return a column as an array whose first dimension counts the rows.
 
     Args:
         column: a ``pyarrow.Array``.
-        name: of the column, for messages.
+        name: name of the column, for messages.
 
     Returns:
-        Numbers; bytes and texts as objects, for a ``transformation_fn`` that makes numbers of them.
+        An array of numbers; of objects for bytes and strings, which a ``transformation_fn`` converts to numbers.
 
     Raises:
         RequestError: values are missing, or the rows have different shapes.
@@ -56,7 +56,7 @@ def _only(widths: np.ndarray[Any, Any], name: str) -> int:
 
 
 def _vectors(column: Any, name: str) -> np.ndarray[Any, Any]:
-    """Spark stores a vector as a struct; sparse ones become dense."""
+    """Return Spark vectors, which Arrow stores as structs, as rows of an array; sparse ones become dense."""
     dense = column.field("type").to_numpy(zero_copy_only=False) == _DENSE
     values = column.field("values")
     counts = np.asarray(values.value_lengths())
@@ -74,17 +74,17 @@ def _vectors(column: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def to_pandas(columns: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """Return a pandas DataFrame, in which arrays are objects of a column."""
+    """Return a pandas DataFrame; arrays become objects in a column."""
     import pandas
 
     return pandas.DataFrame({name: value if value.ndim == 1 else list(value) for name, value in columns.items()})
 
 
 def from_pandas(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the columns of a pandas DataFrame, as ``to_numpy`` makes them.
+    """Return the columns of a pandas DataFrame in the format of ``to_numpy``.
 
     Raises:
-        RequestError: a column has no numbers, or arrays of different shapes.
+        RequestError: a column has values that are no numbers, or arrays of different shapes.
     """
     made = {}
     for name in frame.columns:

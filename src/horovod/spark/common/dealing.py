@@ -1,4 +1,4 @@
-"""Which rows a rank reads: every row has one rank, and all ranks have the same number of steps."""
+"""Assignment of rows to ranks: every row has one rank, and all ranks have the same number of steps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class RowRange:
 
 
 def deal(groups: Sequence[Sequence[int]], rank: int, size: int) -> list[RowRange]:
-    """Return a rank's part of a table: rows in the order of the files, shares that differ by one row at most.
+    """Return a rank's part of a table, in file order; the parts of ranks differ by at most one row.
 
     Args:
         groups: for each file, the number of rows of each row group.
-        rank: whose part.
+        rank: rank of the part.
         size: number of ranks.
     """
     first, last = part_of(sum(map(sum, groups)), size, rank)
@@ -48,12 +48,12 @@ def deal(groups: Sequence[Sequence[int]], rank: int, size: int) -> list[RowRange
 
 
 def steps_of(rows: int, size: int, batch_size: int, what: str) -> int:
-    """Return how many batches each rank makes of its part.
+    """Return the number of batches that each rank makes of its part.
 
     Args:
-        rows: of the table.
+        rows: number of rows of the table.
         size: number of ranks.
-        batch_size: most rows of a batch.
+        batch_size: maximum number of rows of a batch.
         what: the table's name, for the message.
 
     Raises:
@@ -61,5 +61,5 @@ def steps_of(rows: int, size: int, batch_size: int, what: str) -> int:
     """
     if rows < size:
         raise RequestError(f"the {what} data has {rows} rows for {size} ranks; each rank needs one at least")
-    # With batches of one row, a rank may have a row more than others have steps: it gets a batch of two.
+    # With batches of one row, a rank may have one row more than the common number of steps: its last batch gets two.
     return min(-(-part_of(rows, size, 0)[1] // batch_size), rows // size)

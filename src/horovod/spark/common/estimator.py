@@ -35,7 +35,7 @@ class HorovodEstimator(Settable, Saved, Estimator):
         TypeError: a value has the wrong type.
     """
 
-    #: Runs on each rank.
+    #: Training function that runs on each rank.
     _train: ClassVar[staticmethod[[TrainingJob], Trained | None]]
     _unsupported: ClassVar[tuple[str, ...]] = ("continuous_cols", "categorical_cols", "data_module")
 
@@ -45,7 +45,7 @@ class HorovodEstimator(Settable, Saved, Estimator):
         value = self.getOrDefault
         validation = value("validation")
         columns = columns_of(SimpleNamespace(**{name: value(name) for name, *_ in self.ROWS}))
-        if value("transformation_fn"):  # it may make the others
+        if value("transformation_fn"):  # it may create the other columns
             columns = [name for name in columns if name in dataset.columns]
         wanted = [*columns, *([validation] if isinstance(validation, str) else [])]
         if missing := [name for name in wanted if name not in dataset.columns]:
@@ -63,11 +63,11 @@ class HorovodEstimator(Settable, Saved, Estimator):
             store.delete(store.get_val_data_path(index))
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: Any = None) -> Any:
-        """Train on Parquet files that are in the store already, in its folders of training and validation data.
+        """Train on existing Parquet files in the store's folders of training and validation data.
 
         Args:
             params: parameters for this call only.
-            dataset_idx: of the folders, see ``Store.get_train_data_path``.
+            dataset_idx: index of the folders, see ``Store.get_train_data_path``.
 
         Returns:
             The trained model.
@@ -129,12 +129,12 @@ class HorovodEstimator(Settable, Saved, Estimator):
         return self._model(self._unpack(packed), trained, run_id)
 
     def _model(self, objects: dict[str, Any], trained: Trained, run_id: str) -> Any:
-        """Make the model of what rank 0 returned.
+        """Return the model with the state that rank 0 returned.
 
         Args:
             objects: a copy of the parameters.
-            trained: from rank 0.
-            run_id: of the run.
+            trained: result of rank 0.
+            run_id: id of the run.
         """
         raise NotImplementedError
 

@@ -19,7 +19,7 @@ from horovod.spark.common.persistence import Saved
 
 __all__ = ["HorovodModel", "Predict"]
 
-#: Parameters that do not travel to the executors.
+#: Parameters that are not sent to the executors.
 _LEFT_HERE = ("history", "optimizer", "loss", "loss_constructors")
 #: Takes the features of some rows, returns the outputs.
 Predict = Callable[[Sequence[np.ndarray[Any, Any]]], Sequence[np.ndarray[Any, Any]]]
@@ -38,7 +38,7 @@ class HorovodModel(Settable, Saved, Model):
 
     @staticmethod
     def _predictor(objects: dict[str, Any]) -> Predict:
-        """Return what predicts; runs on the executors.
+        """Return the prediction function; runs on the executors.
 
         Args:
             objects: the parameters.
@@ -73,7 +73,7 @@ class HorovodModel(Settable, Saved, Model):
         return whole.drop(hidden)
 
     def _probe(self, objects: dict[str, Any], rows: Any) -> Sequence[np.ndarray[Any, Any]]:
-        """The outputs for one row, which tell their shapes."""
+        """Return the outputs for one row, to learn their shapes."""
         shapes = objects["row_shapes"]
         if shapes is None:
             row = rows.first()
@@ -86,7 +86,7 @@ class HorovodModel(Settable, Saved, Model):
 
 
 def _type_of(shape: Sequence[int], label: Any) -> tuple[Any, bool]:
-    """The type of an output's column before it may become a vector, and whether it does."""
+    """Return the type of an output's column, and whether the column is then converted to a vector."""
     if isinstance(label, VectorUDT):
         return types.ArrayType(types.DoubleType()), True
     if isinstance(label, types.ArrayType) or len(shape) > 1:
@@ -113,7 +113,7 @@ class _Function:
         objects = self.unpack(self.packed)
         predict, rows, names = self.predictor(objects), objects["batch_size"], objects["feature_columns"]
         for batch in batches:
-            columns = batch if isinstance(batch, tuple) else (batch,)  # of one column, the series alone
+            columns = batch if isinstance(batch, tuple) else (batch,)  # with one column, Spark passes a single series
             inputs = from_pandas(pandas.DataFrame({name: c.array for name, c in zip(names, columns, strict=True)}))
             parts = [
                 predict([value[start : start + rows] for value in inputs.values()])

@@ -1,4 +1,4 @@
-"""Parameters of estimators and models, with getters and setters as Spark ML has them."""
+"""Parameters of estimators and models, with getters and setters as in Spark ML."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ MODEL: tuple[Row, ...] = (
     ("batch_size", 1024, _INT, "rows that are predicted together"),
 )
 
-#: Names of methods that Horovod writes otherwise than the parameter.
+#: Method names whose spelling in Horovod differs from the parameter's.
 _ALSO = {
     "inmemory_cache_all": "InMemoryCacheAll",
     "num_gpus": "NumGPUs",
@@ -127,7 +127,7 @@ def _getter(name: str) -> Callable[[Any], Any]:
 
 
 class Settable(Params):
-    """Parameters by keywords of the constructor."""
+    """Base class whose parameters are keywords of the constructor."""
 
     ROWS: tuple[Row, ...] = ()
 
@@ -140,7 +140,7 @@ class Settable(Params):
         """Set several parameters, and return self.
 
         Args:
-            params: by name.
+            params: parameters by name.
 
         Raises:
             RequestError: there is no parameter of that name.

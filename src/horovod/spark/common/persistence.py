@@ -1,6 +1,6 @@
 """Spark ML's save and load for estimators and models.
 
-Parameters that JSON can hold go to Spark ML's metadata, the others to one Parquet file with their bytes. Loading runs
+JSON-compatible parameters go to Spark ML's metadata, the others to one Parquet file with their bytes. Loading runs
 code from that file, as unpickling does.
 """
 
@@ -21,7 +21,7 @@ _OBJECTS = "objects"
 
 
 class Saved(MLWritable, MLReadable):
-    """Members of a class that Spark ML saves and loads, alone or in a pipeline."""
+    """Mixin for classes that Spark ML saves and loads, alone or in a pipeline."""
 
     def write(self) -> Any:
         """Return Spark ML's writer."""
@@ -29,12 +29,12 @@ class Saved(MLWritable, MLReadable):
 
     @classmethod
     def read(cls) -> Any:
-        """Return Spark ML's reader; it unpickles, so load only what you trust."""
+        """Return Spark ML's reader; it unpickles, so load only trusted files."""
         return _Reader(cls)
 
     @staticmethod
     def _pack(objects: dict[str, Any]) -> bytes:
-        """Turn values into bytes: together, so that a model and the optimizer of its parameters stay a pair."""
+        """Pickle values together, so that a model and its optimizer keep sharing parameters."""
         return bytes(cloudpickle.dumps(objects))
 
     @staticmethod

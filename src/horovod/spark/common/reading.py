@@ -1,4 +1,4 @@
-"""How a rank reads its part of a table: as a stream, in the same number of batches as the others."""
+"""Reading of a rank's part of a table: as a stream, in the same number of batches as on other ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horovod.splits import split_evenly
 __all__ = ["Batch", "ParquetTable", "Reader"]
 
 Batch = dict[str, np.ndarray[Any, Any]]
-#: Rows that are decoded together, if a batch has not more.
+#: Minimum number of rows decoded together; a larger batch size replaces it.
 _ROWS_AT_ONCE = 1024
 
 
@@ -28,8 +28,8 @@ class ParquetTable:
     """Parquet files.
 
     Attributes:
-        files: their paths.
-        groups: for each of them, the number of rows of each row group.
+        files: paths of the files.
+        groups: for each file, the number of rows of each row group.
     """
 
     files: tuple[str, ...]
@@ -46,19 +46,19 @@ class Reader:
     """A rank's part of a table.
 
     Attributes:
-        table: the whole.
-        store: where it is.
+        table: the whole table.
+        store: store of the table.
         columns: names of the columns to read.
-        rank: whose part.
+        rank: rank of the part.
         size: number of ranks.
-        batch_size: most rows of a batch.
+        batch_size: maximum number of rows of a batch.
         what: the table's name, for messages.
-        shuffles: whether the order of rows differs from pass to pass.
-        buffer_rows: rows that are shuffled together; the memory that a reader takes.
-        seed: of the order, the same for the same order.
+        shuffles: whether each pass has its own random order of rows.
+        buffer_rows: number of rows shuffled together; it determines the reader's memory.
+        seed: seed of the random order.
         keeps: whether to hold the decoded rows in memory after the first pass.
-        transform: changes a pandas DataFrame of rows.
-        drops: columns to leave out after it.
+        transform: function that changes a pandas DataFrame of rows.
+        drops: columns to drop after ``transform``.
     """
 
     table: ParquetTable
@@ -80,14 +80,14 @@ class Reader:
         self.pieces = deal(self.table.groups, self.rank, self.size)
         self.steps = steps_of(self.table.rows, self.size, self.batch_size, self.what)
         rows = sum(piece.stop - piece.start for piece in self.pieces)
-        # Even batches: no last one of a single row, and almost the same size on all ranks.
+        # Split evenly: no last batch of a single row, and almost equal sizes on all ranks.
         self._sizes = [len(part) for part in split_evenly(rows, self.steps)]
 
     def stream(self, first: int = 0) -> Iterator[Batch]:
-        """Yield batches without end: one pass over the rank's rows after the other.
+        """Yield batches endlessly, in repeated passes over the rank's rows.
 
         Args:
-            first: the batch to begin with, counted over all passes.
+            first: index of the first batch, counted over all passes.
         """
         whole, skipped = divmod(first, self.steps)
         for number in itertools.count(whole):
@@ -97,7 +97,7 @@ class Reader:
         """Yield the batches of one pass.
 
         Args:
-            number: of the pass, which with the seed and the rank determines the order.
+            number: number of the pass; together with seed and rank it determines the order.
         """
         order = np.random.default_rng([self.seed, self.rank, number])
         pool = _Pool(self._chunks(order), self.buffer_rows, order if self.shuffles else None)

@@ -1,4 +1,4 @@
-"""Where an estimator keeps its data, checkpoints and logs: a folder of any file system that fsspec knows."""
+"""Store of an estimator's data, checkpoints and logs: a folder in any file system that fsspec supports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _DBFS = ("dbfs:/", "/dbfs/", "file:///dbfs/")
 
 
 class Store:
-    """A folder for one or several estimators, which driver, executors and ranks all reach under the same name.
+    """A folder for estimators; driver, executors and ranks must reach it under the same name.
 
-    Objects of this class travel to executors and ranks, with ``storage_options``.
+    Objects of this class are sent to executors and ranks, with ``storage_options``.
 
     Args:
         prefix_path: folder or URL, such as ``/shared/folder``, ``s3://bucket/folder``, ``hdfs://host:port/folder``.
-        train_path: folder of the training data; below ``prefix_path`` if omitted, as the following.
+        train_path: folder of the training data; this and the following default to folders below ``prefix_path``.
         val_path: folder of the validation data.
         test_path: folder of the test data.
         runs_path: folder of checkpoints and logs.
@@ -34,7 +34,7 @@ class Store:
         storage_options: arguments for the file system, such as credentials.
 
     Raises:
-        RequestError: nothing is installed that reads this kind of URL.
+        RequestError: no installed package reads this kind of URL.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Store:
         """Return the store for a folder or URL.
 
         Args:
-            prefix_path: ``dbfs:/...`` and ``/dbfs/...`` are Databricks' folders; others are for fsspec.
-            args: of the store's class.
-            kwargs: of the store's class.
+            prefix_path: ``dbfs:/...`` and ``/dbfs/...`` are Databricks' folders; fsspec opens others.
+            args: positional arguments of the store's class.
+            kwargs: keyword arguments of the store's class.
 
         Raises:
-            RequestError: nothing is installed that reads this kind of URL.
+            RequestError: no installed package reads this kind of URL.
         """
         if str(prefix_path).startswith(_DBFS):
             return DBFSLocalStore(prefix_path, *args, **kwargs)
@@ -78,7 +78,7 @@ class Store:
 
     @property
     def fs(self) -> Any:
-        """The file system, as fsspec knows it."""
+        """The fsspec file system."""
         try:
             return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
         except (ImportError, ValueError, OSError) as error:
@@ -88,7 +88,7 @@ class Store:
             ) from error
 
     def without_options(self) -> Store:
-        """Return a copy without ``storage_options``, which may hold credentials: for what is saved to files."""
+        """Return a copy without ``storage_options``, which may hold credentials, for saving to files."""
         copy: Store = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, storage_options={})
         return copy
@@ -101,10 +101,10 @@ class Store:
         return bool(self.parquet_files(path))
 
     def parquet_files(self, path: str) -> list[str]:
-        """Return the Parquet files below a folder, by name; hidden ones, and those that begin with ``_``, left out.
+        """Return the Parquet files below a folder, by name, without hidden ones and those that begin with ``_``.
 
         Args:
-            path: of the folder.
+            path: path of the folder.
         """
         if not self.exists(path):
             return []
@@ -112,7 +112,7 @@ class Store:
         return sorted(name for name in names if name.endswith((".parquet", ".pq")))
 
     def get_train_data_path(self, idx: Any = None) -> str:
-        """Return the folder of the training data, or of the ``idx``-th."""
+        """Return the folder of the training data, or of the ``idx``-th training data."""
         return self._data_path("train", idx)
 
     def get_val_data_path(self, idx: Any = None) -> str:
@@ -146,8 +146,8 @@ class Store:
         """Return a run's checkpoints, the latest last.
 
         Args:
-            run_id: of the run.
-            suffix: of their names.
+            run_id: id of the run.
+            suffix: suffix of the checkpoints' names.
         """
         path = self.get_checkpoint_path(run_id)
         found = self.fs.find(path) if self.exists(path) else []
@@ -171,11 +171,11 @@ class Store:
         return bool(self.fs.exists(path))
 
     def read(self, path: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         return bytes(self.fs.cat_file(path))
 
     def write_text(self, path: str, text: str) -> None:
-        """Write a file of UTF-8, and its folders."""
+        """Write a UTF-8 file; create its folders."""
         self.make_folder(posixpath.dirname(path))
         self.fs.pipe_file(path, text.encode())
 
@@ -184,7 +184,7 @@ class Store:
         self.fs.makedirs(path, exist_ok=True)
 
     def put(self, local: Path, path: str) -> None:
-        """Copy a local file to a new name; nobody sees a part of it under that name.
+        """Copy a local file to a new name atomically: readers never see a partial file.
 
         Args:
             local: the file.
@@ -197,7 +197,7 @@ class Store:
         self.fs.mv(hidden, path)
 
     def delete(self, path: str) -> None:
-        """Remove a file, or a folder with its files; nothing if it does not exist."""
+        """Remove a file, or a folder with its files; do nothing if it does not exist."""
         if self.exists(path):
             self.fs.rm(path, recursive=True)
 
@@ -205,7 +205,7 @@ class Store:
         """Return a function that copies the files of a local folder into the folder of a run.
 
         Args:
-            run_id: of the run.
+            run_id: id of the run.
         """
 
         def sync(local_run_path: str) -> None:
@@ -221,8 +221,8 @@ class Store:
         """Return the paths of a run as attributes, for functions that run on the ranks.
 
         Args:
-            run_id: of the run.
-            dataset_idx: of the data.
+            run_id: id of the run.
+            dataset_idx: index of the data.
         """
         return SimpleNamespace(
             train_data_path=self.get_train_data_path(dataset_idx),
@@ -240,7 +240,7 @@ class Store:
 
 
 class FilesystemStore(Store):
-    """A store in any file system that fsspec knows."""
+    """A store in any file system that fsspec supports."""
 
 
 LocalStore = FilesystemStore
@@ -251,12 +251,12 @@ class HDFSStore(Store):
 
     Args:
         prefix_path: ``hdfs://host:port/folder``, or a folder of the default file system.
-        host: of the name node, if the URL names none.
-        port: of the name node.
-        user: who reads and writes.
+        host: host of the name node, if the URL names none.
+        port: port of the name node.
+        user: user name for reading and writing.
         kerb_ticket: file of the Kerberos ticket.
-        extra_conf: settings of Hadoop.
-        options: of ``Store``.
+        extra_conf: Hadoop settings.
+        options: arguments of ``Store``.
     """
 
     def __init__(

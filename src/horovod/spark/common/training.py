@@ -1,4 +1,4 @@
-"""Training on a rank: what the driver sends, the rank's data, and checkpoints in the store."""
+"""Training on a rank: the driver's message, the rank's data, and checkpoints in the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def columns_of(params: Any) -> list[str]:
     """Return the columns that an estimator reads, each once.
 
     Args:
-        params: its parameters.
+        params: parameters of the estimator.
     """
     weights = [params.sample_weight_col] if params.sample_weight_col else []
     removed = params.transformation_removed_fields or []
@@ -35,16 +35,16 @@ def columns_of(params: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Message of the driver to every rank.
+    """Message from the driver to every rank.
 
     Attributes:
-        store: where the data is.
-        run_id: of the run.
-        seed: of everything random.
-        train: rows to train on.
-        val: rows for validation.
-        packed: the estimator's parameters.
-        unpack: reverses the packing.
+        store: store of the data.
+        run_id: id of the run.
+        seed: seed of all random choices.
+        train: table of training rows.
+        val: table of validation rows.
+        packed: the estimator's pickled parameters.
+        unpack: function that unpickles them.
     """
 
     store: Store
@@ -61,10 +61,10 @@ class Trained:
     """Result of rank 0.
 
     Attributes:
-        state: of the trained model, in the framework's own format.
+        state: state of the trained model, in the framework's own format.
         history: metrics of each epoch.
         shapes: shape of a row of each feature column.
-        resumed: number of epochs that were done before.
+        resumed: number of epochs restored from a checkpoint.
     """
 
     state: bytes
@@ -87,9 +87,9 @@ class Training:
         params: the estimator's parameters.
         train: this rank's part of the training data.
         val: this rank's part of the validation data.
-        steps: of an epoch.
-        val_steps: of a validation.
-        start: number of epochs that a checkpoint holds.
+        steps: number of steps per epoch.
+        val_steps: number of steps per validation.
+        start: number of epochs done in the checkpoint.
         history: metrics of those epochs.
         state: bytes of the checkpoint's state, None without a checkpoint.
     """
@@ -120,7 +120,7 @@ class Training:
 
     @property
     def epochs(self) -> range:
-        """The epochs that are left."""
+        """The remaining epochs."""
         return range(self.start, max(self.start, self.params.epochs))
 
     def shapes(self) -> list[list[int]]:
@@ -132,7 +132,7 @@ class Training:
         """Return the features, the labels and the weights of a batch.
 
         Args:
-            batch: by column.
+            batch: arrays by column.
         """
         params = self.params
         weights = batch[params.sample_weight_col] if params.sample_weight_col else None
@@ -151,9 +151,9 @@ class Training:
         """Write a checkpoint, and remove older ones; on rank 0 only.
 
         Args:
-            epochs: that are done.
-            history: metrics of those epochs, for JSON.
-            write: writes the framework's state to the file of this name.
+            epochs: number of epochs done.
+            history: metrics of these epochs, JSON-compatible.
+            write: function that writes the framework's state to a file of a given name.
         """
         store, run_id = self.job.store, self.job.run_id
         if self.rank or not store.saving_runs():
@@ -173,5 +173,5 @@ class Training:
                 store.delete(path)
 
     def result(self, state: bytes, history: Any, shapes: Sequence[Any]) -> Trained | None:
-        """Return what the driver gets from this rank."""
+        """Return this rank's result for the driver; None on all ranks but 0."""
         return None if self.rank else Trained(state, history, list(shapes), self.start)

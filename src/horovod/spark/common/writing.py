@@ -1,4 +1,4 @@
-"""How a DataFrame becomes Parquet in a store: each of Spark's tasks writes its rows, once."""
+"""Writing of a DataFrame to Parquet in a store: each Spark task writes its rows once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from horovod.spark.common.store import Store
 
 __all__ = ["find", "write"]
 
-#: Bytes of a row group in memory; a reader holds one column chunk of it at a time.
+#: Size of a row group in memory, in bytes; a reader holds one column chunk of it at a time.
 _GROUP_BYTES = 16 << 20
 _TRAIN, _VAL = 0, 1
 
@@ -28,22 +28,22 @@ _TRAIN, _VAL = 0, 1
 def write(
     df: Any, store: Store, index: Any, columns: Sequence[str], validation: float | str | None, seed: int, files: int
 ) -> tuple[ParquetTable, ParquetTable | None]:
-    """Write columns of a DataFrame, and tell which rows are for validation.
+    """Write columns of a DataFrame, split into training and validation rows.
 
-    The DataFrame is computed once, so a row is in exactly one of the two tables, and failed or repeated tasks leave
-    files that nothing reads.
+    The DataFrame is computed once, so each row is in exactly one of the two tables; files of failed or repeated tasks
+    are never read.
 
     Args:
         df: the DataFrame.
-        store: where to write.
-        index: of the data in the store.
+        store: the target store.
+        index: index of the data in the store.
         columns: names of the columns.
         validation: share of the rows, or name of a column that is true or above 0 in rows for validation.
-        seed: of the choice.
+        seed: seed of the random choice of validation rows.
         files: number of tasks.
 
     Returns:
-        Tables of training and validation, the second ``None`` without validation.
+        Tables of training and validation rows; the second is ``None`` without validation.
 
     Raises:
         RequestError: one of the tables has no rows.
@@ -82,7 +82,7 @@ class _Writer:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         task: Any = TaskContext.get()
-        # Of a task that runs twice, Spark takes one attempt's result, which names that attempt's files.
+        # If a task runs twice, Spark takes the result of one attempt, which names the files of that attempt.
         name = f"part-{task.partitionId():05d}-{task.taskAttemptId()}.parquet"
         draw = np.random.default_rng([self.seed, task.partitionId()])
         files: dict[int, _File] = {}
@@ -112,7 +112,7 @@ class _Writer:
 
 
 class _File:
-    """One Parquet file, written as rows come."""
+    """One Parquet file, written incrementally."""
 
     def __init__(self, store: Store, path: str, schema: Any) -> None:
         self.path, self.groups = path, list[int]()
@@ -139,14 +139,14 @@ class _File:
 
 
 def find(store: Store, folder: str) -> ParquetTable:
-    """Return the table that a folder holds, from the footers of its files.
+    """Return the table in a folder, from the footers of its files.
 
     Args:
-        store: where the folder is.
+        store: store of the folder.
         folder: its path.
 
     Raises:
-        RequestError: it holds no Parquet files.
+        RequestError: the folder holds no Parquet files.
     """
     files = store.parquet_files(folder)
     if not files:

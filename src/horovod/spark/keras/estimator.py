@@ -20,7 +20,7 @@ __all__ = ["KerasEstimator", "KerasModel"]
 
 
 class _Packed:
-    """Members that turn parameters into bytes, with Keras' objects among them."""
+    """Mixin that pickles parameters that contain Keras objects."""
 
     _pack = staticmethod(dumps)
     _unpack = staticmethod(loads)

@@ -1,4 +1,4 @@
-"""Keras' objects as bytes: models as ``.keras`` archives, optimizers, losses and metrics by their configuration."""
+"""Pickling of Keras objects: models as ``.keras`` archives; optimizers, losses and metrics as their configuration."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["dumps", "loads"]
 
 
 def dumps(objects: dict[str, Any]) -> bytes:
-    """Turn an estimator's or model's parameters into bytes.
+    """Pickle an estimator's or model's parameters.
 
     Args:
-        objects: by name; with ``custom_objects``, the classes and functions that models are made of.
+        objects: parameters by name; ``custom_objects`` among them holds classes and functions that models use.
     """
     file = io.BytesIO()
     _Pickler(file).dump(objects)

@@ -20,12 +20,12 @@ __all__ = ["arrays_of", "shaped", "train", "weights_from"]
 
 
 def shaped(value: np.ndarray[Any, Any], tensors: Sequence[Any] | None, index: int) -> np.ndarray[Any, Any]:
-    """Return a column with Keras' dtype, and with the shape of the model's input or output if its size is that.
+    """Return a column with Keras' dtype, reshaped to the model's input or output if its size matches.
 
     Args:
         value: rows of the column.
-        tensors: ``model.inputs`` or ``model.outputs``; None for a model that does not know them.
-        index: of the column among them.
+        tensors: ``model.inputs`` or ``model.outputs``; None for a model without them.
+        index: index of the column among them.
     """
     if value.dtype.kind == "f":
         value = value.astype(keras.backend.floatx())
@@ -39,7 +39,7 @@ def _one_or_all(values: Sequence[Any]) -> Any:
 
 
 class _Data(keras.utils.PyDataset):
-    """Batches of an epoch; Keras reads some of them first, to see their shapes, so they can be read again."""
+    """Batches of an epoch; they can be read again, because Keras first reads some to learn their shapes."""
 
     def __init__(self, training: Training, model: Any, reader: Reader, steps: int, goes_on: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Data(keras.utils.PyDataset):
 
 
 class _Progress(keras.callbacks.Callback):
-    """Tells the data which epoch it is, and writes a checkpoint after each."""
+    """Tells the data the number of the epoch, and writes a checkpoint after each epoch."""
 
     def __init__(self, training: Training, data: _Data) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Progress(keras.callbacks.Callback):
 
 
 def _file_of(model: Any) -> bytes:
-    """Weights of a model and of its optimizer."""
+    """Return the weights of a model and of its optimizer as a file's bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "state.weights.h5")
         model.save_weights(path)
@@ -104,7 +104,7 @@ def _load_file(model: Any, state: bytes) -> None:
 
 
 def arrays_of(model: Any) -> bytes:
-    """Return a model's weights as bytes that hold nothing but numbers."""
+    """Return a model's weights as bytes that contain only numbers."""
     file = io.BytesIO()
     np.savez(file, *model.get_weights())
     return file.getvalue()
@@ -117,7 +117,7 @@ def weights_from(state: bytes) -> list[np.ndarray[Any, Any]]:
 
 
 def _pin_gpu(use_gpu: bool) -> None:
-    """Leave this rank the GPU of its local rank alone, where the backend would take another or all of them."""
+    """Restrict this rank to the GPU of its local rank; otherwise the backend would use another GPU or all."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
@@ -135,7 +135,7 @@ def train(job: TrainingJob) -> Trained | None:
     """Train on this rank.
 
     Args:
-        job: from the driver.
+        job: message from the driver.
     """
     hvd.init()
     keras.utils.set_random_seed((job.seed + hvd.rank()) % (1 << 32))

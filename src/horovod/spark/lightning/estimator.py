@@ -48,7 +48,7 @@ class TorchEstimator(HorovodEstimator):
     """
 
     _train = staticmethod(train)
-    #: The module holds these itself; the strategy sends gradients as they are.
+    #: The module defines most of these itself, and the strategy does not compress gradients.
     _unsupported = (
         *HorovodEstimator._unsupported, "optimizer", "loss", "loss_weights", "metrics", "gradient_compression",
     )  # fmt: skip
@@ -69,7 +69,7 @@ class TorchEstimator(HorovodEstimator):
 
 
 class TorchModel(PlainModel):
-    """Predict with a LightningModule, by its ``forward``.
+    """Predict with the ``forward`` of a LightningModule.
 
     Args:
         params: parameters by name; ``print(model.explainParams())`` lists them.

@@ -49,7 +49,7 @@ class _Batches(torch.utils.data.IterableDataset[Any]):
 
 
 class _Saver(Checkpoint):
-    """Writes a checkpoint after each epoch, when its metrics are known."""
+    """Writes a checkpoint after each epoch, once its metrics are known."""
 
     def __init__(self, training: Training, folder: str) -> None:
         self.training, self.folder = training, folder
@@ -67,12 +67,12 @@ class _Saver(Checkpoint):
         if self.training.is_loud:
             print(self.history[-1], flush=True)
         path = Path(self.folder, "saved")
-        trainer.save_checkpoint(path)  # all ranks call it, one writes
+        trainer.save_checkpoint(path)  # all ranks must call it, only one writes
         self.training.save(trainer.current_epoch + 1, self.history, lambda name: _without_objects(path, name))
 
 
 def _without_objects(path: Path, name: str) -> None:
-    """Copy a checkpoint of this rank without hyperparameters, which may be objects that loading refuses."""
+    """Copy this rank's checkpoint without hyperparameters, because safe loading may refuse their objects."""
     state = torch.load(path, weights_only=False)
     for key in ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters"):
         state.pop(key, None)
@@ -83,7 +83,7 @@ def train(job: TrainingJob) -> Trained | None:
     """Train on this rank.
 
     Args:
-        job: from the driver.
+        job: message from the driver.
     """
     hvd.init()
     torch.manual_seed(job.seed + hvd.rank())

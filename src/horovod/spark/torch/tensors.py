@@ -1,4 +1,4 @@
-"""Batches as tensors of a model's device and dtype, and a model that predicts."""
+"""Conversion of batches to tensors of a model's device and dtype, and prediction with a model."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["dtype_of", "load_state", "outputs_of", "predictor", "reshaped", "sta
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
-    """Return the dtype of a model's parameters, by the first one of floating point."""
+    """Return the dtype of a model's first floating-point parameter."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
 
 def tensors(
     arrays: Sequence[np.ndarray[Any, Any]], names: Sequence[str], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Return arrays as tensors of floating point, as Horovod's estimators do.
+    """Return arrays as floating-point tensors, as in Horovod's estimators.
 
     Args:
-        arrays: numbers.
-        names: their columns, for the message.
-        dtype: of the tensors.
-        device: of the tensors.
+        arrays: arrays of numbers.
+        names: names of their columns, for the message.
+        dtype: dtype of the tensors.
+        device: device of the tensors.
 
     Raises:
-        RequestError: whole numbers are too large for the dtype.
+        RequestError: integers are too large for the dtype.
     """
     made = []
     for array, name in zip(arrays, names, strict=True):
@@ -48,17 +48,17 @@ def tensors(
 
 
 def reshaped(values: Sequence[torch.Tensor], shapes: Any) -> list[torch.Tensor]:
-    """Return tensors with the shapes that a parameter gives, if it does."""
+    """Return tensors with the given shapes; unchanged if ``shapes`` is not set."""
     return [value.reshape(shape) for value, shape in zip(values, shapes, strict=True)] if shapes else list(values)
 
 
 def outputs_of(returned: Any) -> list[torch.Tensor]:
-    """Return what a model returned as a list."""
+    """Return the result of a model as a list."""
     return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
 def predictor(objects: dict[str, Any]) -> Predict:
-    """Return what predicts with the model among an estimator's or model's parameters.
+    """Return the prediction function for the model in an estimator's or model's parameters.
 
     Args:
         objects: the parameters.
@@ -75,12 +75,12 @@ def predictor(objects: dict[str, Any]) -> Predict:
 
 
 def state_bytes(state: Any) -> bytes:
-    """Return a state of tensors, numbers and texts as bytes."""
+    """Return a state of tensors, numbers and strings as bytes."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
 def load_state(state: bytes) -> Any:
-    """Reverse ``state_bytes``; whoever wrote the bytes can make nothing run."""
+    """Reverse ``state_bytes``; loading never runs code from the bytes."""
     return torch.load(io.BytesIO(state), weights_only=True, map_location="cpu")

@@ -29,7 +29,7 @@ def losses_of(params: Any) -> list[_Loss]:
         params: the estimator's parameters.
 
     Raises:
-        RequestError: the number does not fit, or a loss cannot return a value for each row.
+        RequestError: the number of losses does not fit, or a loss cannot return a value for each row.
     """
     weighted = {"reduction": "none"} if params.sample_weight_col else {}
     if params.loss_constructors:
@@ -64,7 +64,7 @@ def metrics_of(metrics: Any, labels: Sequence[str]) -> list[tuple[str, int, Call
     """Return name, index of the label, and function of each metric.
 
     Args:
-        metrics: functions of output and label, for every label; or a list of such lists, one for each.
+        metrics: functions of output and label, used for every label; or one list of functions per label.
         labels: names of the labels.
 
     Raises:
@@ -116,7 +116,7 @@ class _Trainer:
         return inputs, to(labels, self.params.label_cols), None if weights is None else to([weights], ["weights"])[0]
 
     def fitted(self, outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Give labels the given shapes, or else those of the outputs if they have as many elements."""
+        """Reshape labels to the given shapes, or to the outputs' shapes if their numbers of elements agree."""
         outputs = outputs_of(outputs)
         if len(outputs) != len(labels):
             raise RequestError(f"the model has {len(outputs)} outputs for {len(labels)} label columns")
@@ -135,7 +135,7 @@ class _Trainer:
         return total
 
     def minibatch(self, step: int, arrays: Batch) -> tuple[Any, ...]:
-        """Train on one batch; gradients are summed over ``backward_passes_per_step`` of them."""
+        """Train on one batch; gradients are summed over ``backward_passes_per_step`` batches."""
         inputs, labels, weights = self.batch(arrays)
         if self.params.train_minibatch_fn:
             outputs, loss = self.params.train_minibatch_fn(
@@ -161,7 +161,7 @@ class _Trainer:
         return outputs, labels, self.loss(outputs, labels, weights), len(inputs[0])
 
     def epoch(self, batches: Any, steps: int, work: Callable[..., tuple[Any, ...]]) -> dict[str, float]:
-        """Work on some batches, and return metrics over the rows of all ranks."""
+        """Train or validate on the batches of an epoch, and return metrics over the rows of all ranks."""
         sums = torch.zeros(2 + len(self.metrics), dtype=torch.float64)
         for step in range(steps):
             outputs, labels, loss, rows = work(step, next(batches))
@@ -183,7 +183,7 @@ def train(job: TrainingJob) -> Trained | None:
     """Train on this rank.
 
     Args:
-        job: from the driver.
+        job: message from the driver.
     """
     hvd.init()
     torch.manual_seed(job.seed + hvd.rank())

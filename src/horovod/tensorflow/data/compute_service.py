@@ -1,7 +1,7 @@
-"""Preparing data elsewhere: TensorFlow's data service, run by one job and used by another.
+"""Data preparation in a separate job with TensorFlow's data service.
 
 The compute job is ``horovodrun -np N python -m horovod.tensorflow.data.compute_worker CONFIGFILE``. Its ranks are
-TensorFlow's data service workers, and it writes the file with which the training job finds them::
+TensorFlow's data service workers. It writes a file that tells the training job their addresses::
 
     config = TfDataServiceConfig.read("service.json", wait_for_file_creation=True)
     dataset = dataset.send_to_data_service(config, hvd.rank(), hvd.size())
@@ -34,15 +34,15 @@ _service = tf.data.experimental.service
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """Where a data service is, and of what it consists.
+    """Addresses and structure of a data service.
 
     Attributes:
-        dispatchers: how many dispatchers there are.
-        workers_per_dispatcher: how many workers each of them has.
-        dispatcher_side: ``compute`` or ``training``: which job runs the dispatchers.
+        dispatchers: number of dispatchers.
+        workers_per_dispatcher: number of workers of each dispatcher.
+        dispatcher_side: the job that runs the dispatchers: ``compute`` or ``training``.
         addresses: hosts and ports of the compute job's registry.
-        key: what its clients must have.
-        timeout: seconds to wait for parts of the service to come.
+        key: secret key that its clients need.
+        timeout: seconds to wait for dispatchers and workers to register.
     """
 
     dispatchers: int
@@ -56,17 +56,17 @@ class TfDataServiceConfig:
         """Return a client of the registry.
 
         Args:
-            verbose: accepted.
+            verbose: accepted and ignored.
         """
         return ComputeClient(self.addresses, self.key, self.dispatchers, self.workers_per_dispatcher, self.timeout)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as what JSON can hold."""
+        """Return the configuration as a JSON-compatible dictionary."""
         return {**asdict(self), "key": base64.b64encode(self.key).decode("ascii")}
 
     @staticmethod
     def from_dict(config: dict[str, Any]) -> TfDataServiceConfig:
-        """Return the configuration that ``to_dict`` gave.
+        """Return the configuration from a result of ``to_dict``.
 
         Args:
             config: the dictionary.
@@ -75,10 +75,10 @@ class TfDataServiceConfig:
         return TfDataServiceConfig(**{**config, "addresses": addresses, "key": base64.b64decode(config["key"])})
 
     def write(self, filename: str) -> None:
-        """Write a file that ``read`` understands; it holds the key, and is for this user only.
+        """Write a file for ``read``; only this user can read it, because it holds the key.
 
         Args:
-            filename: an existing file is replaced; who reads sees all of it or nothing.
+            filename: path of the file; an existing file is replaced atomically.
         """
         path = Path(filename)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
@@ -92,8 +92,8 @@ class TfDataServiceConfig:
         """Return the configuration of a file.
 
         Args:
-            filename: written by ``write``.
-            wait_for_file_creation: wait for the file to appear.
+            filename: path of a file written by ``write``.
+            wait_for_file_creation: whether to wait until the file exists.
         """
         path = Path(filename)
         while wait_for_file_creation and not path.exists():
@@ -102,23 +102,23 @@ class TfDataServiceConfig:
 
 
 def host_here() -> str:
-    """Return by what name other processes of the job reach this host."""
+    """Return the host name by which other processes of the job reach this host."""
     return "localhost" if local_size() == size() else socket.gethostname()
 
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """Use a data service for the duration of a block, at whose end rank 0 ends the service.
+    """Return a context that uses a data service; rank 0 ends the service at the end of the context.
 
     Args:
-        compute_config: of the service.
+        compute_config: configuration of the service.
         rank: this rank of the training job.
 
     Yields:
         The address of the dispatcher for this rank.
 
     Raises:
-        LaunchError: parts of the service did not come within the configuration's timeout.
+        LaunchError: dispatchers or workers did not register within the configuration's timeout.
     """
     compute = compute_config.compute_client()
     server = None
@@ -154,21 +154,21 @@ def send_to_data_service(
 ) -> tf.data.Dataset:
     """Return a dataset whose elements the data service prepares; also a method of ``tf.data.Dataset``.
 
-    The service then lives until its job ends, or somebody calls ``compute_config.compute_client().shutdown()``.
+    The service runs until its job ends, or until a call of ``compute_config.compute_client().shutdown()``.
 
     Args:
-        dataset: what to prepare.
-        compute_config: of the service, whose dispatchers run in the compute job.
+        dataset: the dataset to prepare.
+        compute_config: configuration of a service whose dispatchers run in the compute job.
         rank: this rank of the training job.
         size: number of ranks of the training job; needed for ``round_robin``.
-        processing_mode: of TensorFlow, such as ``distributed_epoch`` or ``parallel_epochs``.
-        reuse_dataset: let all ranks of a dispatcher share one pass over the dataset.
-        round_robin: give the ranks their elements in turn; needs ``reuse_dataset``.
+        processing_mode: TensorFlow's processing mode, such as ``distributed_epoch`` or ``parallel_epochs``.
+        reuse_dataset: whether all ranks of a dispatcher share one pass over the dataset.
+        round_robin: whether ranks receive elements in turn; needs ``reuse_dataset`` and ``size``.
 
     Raises:
-        RuntimeError: the dispatchers run in the training job; ``tf_data_service`` is for that.
-        ValueError: ``round_robin`` without what it needs.
-        LaunchError: parts of the service did not come within the configuration's timeout.
+        RuntimeError: the dispatchers run in the training job; use ``tf_data_service`` instead.
+        ValueError: ``round_robin`` without ``reuse_dataset`` or ``size``.
+        LaunchError: dispatchers or workers did not register within the configuration's timeout.
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError("training side dispatcher not supported, use tf_data_service context manager instead")
@@ -194,13 +194,13 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """Be one worker of a data service, and its dispatcher where there is one to be, until the service is ended.
+    """Run one worker of a data service, and on some ranks a dispatcher, until the service ends.
 
     Args:
-        compute_config: of the service.
+        compute_config: configuration of the service.
 
     Raises:
-        LaunchError: the dispatcher did not come within the configuration's timeout.
+        LaunchError: the dispatcher did not register within the configuration's timeout.
     """
     init()
     compute = compute_config.compute_client()

@@ -15,10 +15,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a data service until somebody ends it.
+    """Run a data service until a client ends it.
 
     Args:
-        arguments: of the command line.
+        arguments: command line arguments; those of ``sys.argv`` when None.
 
     Raises:
         ValueError: the processes do not divide evenly among the dispatchers.
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config.write(args.configfile)
     try:
         compute_worker_fn(broadcast_object(config, name="compute_worker"))
-        # The registry must not be gone before all have heard of the end.
+        # Keep the registry until all workers have seen the shutdown.
         barrier()
     finally:
         if service is not None:

@@ -1,6 +1,6 @@
-"""Where the parts of a data service find each other: the shared table of a job service of its own.
+"""Registry of a data service: its parts find each other in the shared table of a separate job service.
 
-The compute job serves it, with a key that is in the configuration file. A process without the key gets no answer and
+The compute job serves it; the key is in the configuration file. A process without the key gets no answer and
 has no effect; see ``rendezvous.service``.
 """
 
@@ -16,7 +16,7 @@ from horovod.rendezvous.service import Service
 
 __all__ = ["ComputeClient", "ComputeService"]
 
-#: How often a worker looks whether the registry is still there.
+#: Interval in seconds at which a worker checks that the registry still exists.
 _LOOK_S = 10.0
 
 
@@ -24,11 +24,11 @@ class ComputeService:
     """Serves the table of a data service.
 
     Args:
-        key: clients must have it.
-        host: where to listen; all addresses of this host when empty.
+        key: secret key that clients need.
+        host: address to listen on; all addresses of this host when empty.
 
     Attributes:
-        port: where it listens.
+        port: port on which it listens.
     """
 
     def __init__(self, key: bytes, host: str = "127.0.0.1") -> None:
@@ -41,14 +41,14 @@ class ComputeService:
 
 
 class ComputeClient:
-    """Tells and asks where dispatchers and workers of a data service are.
+    """Registers and looks up dispatchers and workers of a data service.
 
     Args:
-        addresses: hosts and ports of the registry; the first that answers is taken.
-        key: that of the service.
-        dispatchers: how many there will be.
-        workers_per_dispatcher: how many each will have.
-        timeout_s: how long to wait for an answer.
+        addresses: hosts and ports of the registry; the first one that answers is used.
+        key: secret key of the service.
+        dispatchers: number of dispatchers.
+        workers_per_dispatcher: number of workers of each dispatcher.
+        timeout_s: seconds to wait for an answer.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class ComputeClient:
         self._dispatchers, self._workers = dispatchers, workers_per_dispatcher
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Tell where a dispatcher is.
+        """Register the address of a dispatcher.
 
         Args:
-            dispatcher_id: its number.
-            dispatcher_address: such as ``grpc://localhost:5000``.
+            dispatcher_id: number of the dispatcher, from 0.
+            dispatcher_address: its address, such as ``grpc://localhost:5000``.
 
         Raises:
-            LaunchError: another one is registered already, or nobody answers.
+            LaunchError: another address is registered already, or the registry does not answer.
             ValueError: there is no such dispatcher.
         """
         key = self._dispatcher(dispatcher_id)
@@ -81,38 +81,38 @@ class ComputeClient:
             store.set(key, dispatcher_address.encode())
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout_s: float) -> str:
-        """Return where a dispatcher is.
+        """Wait until a dispatcher is registered, and return its address.
 
         Args:
-            dispatcher_id: its number.
-            timeout_s: how long to wait for it.
+            dispatcher_id: number of the dispatcher, from 0.
+            timeout_s: seconds to wait.
 
         Raises:
-            LaunchError: it did not come.
+            LaunchError: the dispatcher did not register in time.
             ValueError: there is no such dispatcher.
         """
         return self._wait([self._dispatcher(dispatcher_id)], timeout_s, f"dispatcher {dispatcher_id} did not register")
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Tell that a worker is there.
+        """Register a worker.
 
         Args:
             dispatcher_id: number of its dispatcher.
-            worker_id: its own, counted over all dispatchers.
+            worker_id: number of the worker, counted over all dispatchers.
         """
         key = f"{self._dispatcher(dispatcher_id)}/worker/{worker_id % self._workers}"
         with self._store() as store:
             store.set(key, b"here")
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout_s: float) -> None:
-        """Wait until a dispatcher has all of its workers.
+        """Wait until all workers of a dispatcher are registered.
 
         Args:
-            dispatcher_id: its number.
-            timeout_s: how long to wait for them.
+            dispatcher_id: number of the dispatcher, from 0.
+            timeout_s: seconds to wait.
 
         Raises:
-            LaunchError: they did not come.
+            LaunchError: some workers did not register in time.
         """
         keys = [f"{self._dispatcher(dispatcher_id)}/worker/{worker}" for worker in range(self._workers)]
         self._wait(
@@ -125,7 +125,7 @@ class ComputeClient:
             store.set("shutdown", b"now")
 
     def wait_for_shutdown(self) -> None:
-        """Wait until somebody ends the data service, or the registry is gone."""
+        """Wait until a client ends the data service, or the registry is gone."""
         with contextlib.suppress(LaunchError), self._store() as store:
             while not store.check("shutdown"):
                 with contextlib.suppress(TimeoutError):
@@ -138,10 +138,10 @@ class ComputeClient:
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[JobStore]:
-        """Yield the table.
+        """Yield the shared table.
 
         Raises:
-            LaunchError: nobody answers, or no more.
+            LaunchError: the registry does not answer, or the connection broke.
         """
         try:
             with contextlib.closing(JobStore(self._key, lambda: self._endpoints, timeout_s=self._timeout_s)) as store:
@@ -151,7 +151,7 @@ class ComputeClient:
             raise LaunchError(f"no data service answers at {places}; see whether the compute job runs") from None
 
     def _wait(self, keys: Sequence[str], timeout_s: float, failure: str) -> str:
-        """Wait until all keys have values; return that of the first."""
+        """Wait until all keys have values; return the value of the first key."""
         with self._store() as store:
             try:
                 store.wait(keys, timeout_s)

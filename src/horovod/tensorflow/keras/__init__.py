@@ -1,11 +1,11 @@
-"""horovod for ``tf.keras``, be it Keras 3 or, with TF_USE_LEGACY_KERAS=1, tf_keras.
+"""horovod for ``tf.keras``: Keras 3 or, with TF_USE_LEGACY_KERAS=1, tf_keras.
 
     optimizer           DistributedOptimizer with Horovod's order of arguments
-    legacy              what makes an optimizer of tf_keras a distributed one
-    callbacks           what goes into ``model.fit(callbacks=)``
-    elastic             training that goes on when ranks come and go
+    legacy              distributed optimizers for tf_keras
+    callbacks           callbacks for ``model.fit(callbacks=)``
+    elastic             training that continues when ranks are lost or join
 
-Everything else is that of ``horovod.keras``. This module gathers the names of a training script.
+All other code comes from ``horovod.keras``. This module re-exports the names that training scripts use.
 """
 
 from __future__ import annotations

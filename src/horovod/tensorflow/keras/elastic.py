@@ -45,7 +45,7 @@ def _convert(batch: Any) -> Any:
 
 
 def _make_function(model: Any) -> Callable[[list[Any]], Any]:
-    """Return what ``make_train_function`` of tf_keras makes, for batches instead of an iterator."""
+    """Return a train function like that of tf_keras' ``make_train_function``, for batches instead of an iterator."""
 
     def run_step(data: Any) -> Any:
         outputs = model.train_step(data)

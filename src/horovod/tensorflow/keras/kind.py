@@ -1,4 +1,4 @@
-"""Which Keras ``tf.keras`` is: Keras 3, or with TF_USE_LEGACY_KERAS=1 the tf_keras of before."""
+"""Detect the version of ``tf.keras``: Keras 3, or with TF_USE_LEGACY_KERAS=1 the older tf_keras."""
 
 from __future__ import annotations
 

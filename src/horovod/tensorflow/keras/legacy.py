@@ -1,7 +1,7 @@
-"""Optimizers of tf_keras, the new ones and those of ``optimizers.legacy``, with the gradients of all ranks.
+"""Distributed optimizers of tf_keras: the new ones and those of ``optimizers.legacy``.
 
-``fit()`` asks the optimizer for gradients, and then to aggregate and apply them; a loop of one's own may only do
-the latter. Gradients are combined in the first of these calls, and before loss scaling looks at them.
+``fit()`` calls the optimizer to compute, aggregate and apply gradients; a custom loop may only apply them.
+Gradients are combined in the first of these calls, and before loss scaling checks them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Pairs = list[tuple[Any, Any]]
 
 
 def is_legacy_optimizer(optimizer: Any) -> bool:
-    """Return whether it is an optimizer of tf_keras."""
+    """Return whether ``optimizer`` is an optimizer of tf_keras."""
     return any(cls.__module__.partition(".")[0] == "tf_keras" for cls in type(optimizer).__mro__)
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside of loss scaling, or ``optimizer`` itself."""
+    """Return the optimizer inside a loss scaling optimizer, or ``optimizer`` itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Make an optimizer's variables, if they are not there.
+    """Create an optimizer's variables if they do not exist.
 
     Args:
-        optimizer: of tf_keras.
-        variables: that it trains.
+        optimizer: optimizer of tf_keras.
+        variables: variables that it trains.
     """
     optimizer = innermost(optimizer)
     with tf.init_scope():
@@ -54,10 +54,10 @@ def _key(variable: Any) -> Any:
 
 
 class LegacyMembers(Distributed):
-    """See the module; the class that is made of it has ``_passes`` and ``_settings`` as well."""
+    """See the module; the class derived from it also has ``_passes`` and ``_settings``."""
 
     _settings: Settings
-    # Whether compute_gradients() has combined the gradients, so that apply_gradients() must not do it again.
+    # Whether compute_gradients() has combined the gradients, so that apply_gradients() must not repeat it.
     _is_combined = False
 
     @property
@@ -92,18 +92,18 @@ class LegacyMembers(Distributed):
         return self._combine(pairs)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
-        """Return the gradients of all ranks; the arguments are those of the optimizer's own class."""
+        """Return the combined gradients of all ranks; takes the arguments of the optimizer's own class."""
         return self._computed(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Pairs:
-        """Return the gradients of all ranks, as the optimizers of ``optimizers.legacy`` do."""
+        """Return the combined gradients of all ranks, for the optimizers of ``optimizers.legacy``."""
         own = getattr(super(), "_compute_gradients", None)
         if own is None:
             return self.compute_gradients(loss, var_list, tape)
         return self._computed(own(loss, var_list, grad_loss, tape))
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """Return the gradients of all ranks, in a graph of TensorFlow 1.
+        """Return the combined gradients of all ranks, in a graph of TensorFlow 1.
 
         Args:
             loss: as in the optimizer's own class.
@@ -113,7 +113,7 @@ class LegacyMembers(Distributed):
         return [gradient for gradient, _ in self._computed(pairs)]
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
-        """Combine gradients over all ranks, unless that was done when they were computed.
+        """Combine gradients over all ranks, unless ``compute_gradients`` has combined them.
 
         Args:
             grads_and_vars: pairs of a gradient and a variable.
@@ -123,7 +123,7 @@ class LegacyMembers(Distributed):
     _aggregate_gradients = aggregate_gradients
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply the gradients of all ranks; with several passes in a step, in the last of them."""
+        """Apply the combined gradients of all ranks, in the last pass of a step."""
         apply = super().apply_gradients  # type: ignore[misc]
         if self._settings.passes == 1:
             return apply(grads_and_vars, *args, **kwargs)
@@ -139,20 +139,20 @@ class LegacyMembers(Distributed):
         return self._agg_helper.apply_gradients(lambda: apply(pairs, *args, **kwargs, **skip), self, pairs)
 
     def finalize_variable_values(self, var_list: Any) -> Any:
-        """Called at the end of ``fit()``, where all ranks must have taken the same number of steps."""
+        """Finish ``fit()``, and check that all ranks have taken the same number of steps."""
         self._reduction.agree_on_end("fit()")
         return super().finalize_variable_values(var_list)  # type: ignore[misc]
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
-    """Make an optimizer of tf_keras a distributed one, and return it.
+    """Make an optimizer of tf_keras distributed, in place, and return it.
 
     Args:
-        optimizer: it keeps its variables.
-        settings: how to combine gradients.
+        optimizer: the optimizer; it keeps its variables.
+        settings: settings of the reduction.
 
     Raises:
-        RequestError: it is no optimizer.
+        RequestError: ``optimizer`` is no optimizer of tf_keras.
     """
     if isinstance(optimizer, str | dict):
         optimizer = tf.keras.optimizers.get(optimizer)
@@ -161,7 +161,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
             "with TF_USE_LEGACY_KERAS=1 optimizer must be one of tf_keras, such as tf.keras.optimizers.SGD(0.1). "
             f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
-    # Passes are added up by the helper, which averages them, too.
+    # The helper accumulates and averages the passes.
     once = replace(settings, passes=1)
     make: Callable[[Any], GradientReduction] = lambda self: GradientReduction(once, backend, _key)  # noqa: E731
     inner = innermost(optimizer)

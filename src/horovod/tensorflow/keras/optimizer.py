@@ -42,16 +42,16 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make an optimizer of ``tf.keras`` work with the gradients of all ranks.
+    """Make an optimizer of ``tf.keras`` use the combined gradients of all ranks.
 
     Gradients are combined before they are clipped, inside the traced step.
 
     Returns:
-        ``optimizer``, whose class now derives from the one it had, with ``register_local_var(var)``. Saved models name
-        the plain class.
+        ``optimizer``; its class now derives from its original class and has ``register_local_var(var)``. Saved models
+        name the original class.
 
     Raises:
-        RequestError: an argument does not fit.
+        RequestError: an argument is invalid.
         NotInitializedError: ``init()`` was not called.
     """
     del name, device_dense, device_sparse

@@ -1,8 +1,8 @@
 """Elastic training with PyTorch: ``import horovod.torch as hvd``, then ``hvd.elastic.run``; see docs/elastic.md.
 
 state       ``TorchState``
-handlers    how values of one type are saved, restored and sent
-capture     what a failed step may have changed
+handlers    saving, restoring and sending of values, by type
+capture     buffers that a failed step may have changed
 sampler     ``ElasticSampler``
 """
 

@@ -1,4 +1,4 @@
-"""Buffers of modules before a step, such as averages of batch norm, to set them back when the step has failed."""
+"""Copies of modules' buffers before a step, such as batch norm averages, to restore them after a failed step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from horovod.torch.elastic.handlers import drop_gradients
 
 __all__ = ["Capture"]
 
-#: Buffers of this many elements are copied before every step, whether torch has counted a change or not: it counts
-#: none where batch norm writes its averages.
+#: Buffers of at most this many elements are copied before every step: torch's version counter misses some writes,
+#: such as batch norm's averages.
 _ALWAYS = 1 << 16
 
 
@@ -21,11 +21,11 @@ class _Buffer:
     """A buffer and its values before the step.
 
     Attributes:
-        owner: its module.
-        name: its name there.
+        owner: module of the buffer.
+        name: name of the buffer in the module.
         tensor: the buffer.
-        values: a copy of it.
-        version: torch's count of what was written to the buffer until the copy was made.
+        values: copy of the buffer.
+        version: torch's count of writes to the buffer when the copy was made.
     """
 
     owner: torch.nn.Module
@@ -36,7 +36,7 @@ class _Buffer:
 
 
 class Capture:
-    """The buffers of some modules, and whether their parameters have changed since ``take``."""
+    """Copies of modules' buffers, and a check whether their parameters changed since ``take``."""
 
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] | None = None
@@ -45,14 +45,14 @@ class Capture:
         self._version = 0
 
     def forget(self) -> None:
-        """Look for modules anew the next time."""
+        """Search for modules again at the next ``take``."""
         self._modules = None
 
     def take(self, models: Iterable[torch.nn.Module]) -> None:
-        """Copy the buffers that have changed since the last time; parameters are not copied.
+        """Copy the buffers that have changed since the last call; do not copy parameters.
 
         Args:
-            models: the same as the last time, or ``forget`` was called.
+            models: the same models as in the last call, unless ``forget`` was called.
         """
         if self._modules is None:
             every = [module for model in models for module in model.modules()]
@@ -75,7 +75,7 @@ class Capture:
             known.version = _version(tensor)
 
     def undo(self) -> bool:
-        """Set the buffers back and drop gradients; return whether the parameters are those of ``take``."""
+        """Restore the buffers and drop gradients; return whether the parameters are unchanged since ``take``."""
         with torch.no_grad():
             for buffer in self._buffers.values():
                 buffer.owner._buffers[buffer.name] = buffer.tensor
@@ -94,5 +94,5 @@ def _may_differ(buffer: _Buffer) -> bool:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    # Tensors of inference mode count nothing, and cannot be written outside of it.
+    # Inference-mode tensors have no write count, and cannot be written outside inference mode.
     return 0 if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""How a model, an optimizer and a sampler are saved, restored and sent, by type; users may add types."""
+"""Handlers that save, restore and send models, optimizers and samplers, by type; users may add types."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class StateHandler:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Set the value that was saved last."""
+        """Restore the value of the last ``save``."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks rank 0's value. Collective."""
+        """Send rank 0's value to all ranks. Collective."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
@@ -59,15 +59,15 @@ class StateHandler:
         yield from ()
 
     def numbers(self) -> Any:
-        """Return what else is equal on all ranks: numbers and texts, in dicts and lists."""
+        """Return other values that are equal on all ranks: numbers and strings, in dicts and lists."""
         return None
 
     def state(self) -> Any:
-        """Return the value for a file, or None if it cannot be written."""
+        """Return the value for a checkpoint, or None if it cannot be written."""
         return None
 
     def load(self, state: Any) -> None:
-        """Take what ``state`` returned."""
+        """Load the result of ``state``."""
 
 
 class ModelStateHandler(StateHandler):
@@ -83,22 +83,22 @@ class ModelStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        """Copy the parameters and buffers, into the memory of the last copy."""
+        """Copy the parameters and buffers, reusing the memory of the last copy."""
         with torch.no_grad():
             self._saved = {name: _copied(v, self._saved.get(name)) for name, v in self.value.state_dict().items()}
 
     def restore(self) -> None:
-        """Set the parameters and buffers that were saved last; gradients are dropped."""
+        """Restore the parameters and buffers of the last ``save``; drop gradients."""
         self.value.load_state_dict(self._saved)
         drop_gradients(self.value.parameters())
 
     def sync(self) -> None:
-        """Give all ranks rank 0's parameters and buffers, in place. Collective."""
+        """Send rank 0's parameters and buffers to all ranks, in place. Collective."""
         tensors = {name: v for name, v in self.value.state_dict().items() if isinstance(v, torch.Tensor)}
         broadcast_parameters(tensors, root_rank=0)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the parameters; each rank has its own averages of batch norm."""
+        """Yield the parameters, but no buffers: batch norm averages differ between ranks."""
         yield from self.value.parameters()
 
     def state(self) -> Any:
@@ -113,7 +113,7 @@ class ModelStateHandler(StateHandler):
 class OptimizerStateHandler(StateHandler):
     """Keeps an optimizer.
 
-    With ``host_optimizer`` each rank has a part of the state; saving it puts it together on every rank. Collective.
+    With ``host_optimizer`` each rank has a part of the state; ``save`` gathers the whole on every rank. Collective.
 
     Args:
         optimizer: the optimizer.
@@ -129,11 +129,11 @@ class OptimizerStateHandler(StateHandler):
         self._saved = copy.deepcopy(self.state())
 
     def restore(self) -> None:
-        """Set the state and the options that were saved last."""
+        """Restore the state and the options of the last ``save``."""
         self.load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Give all ranks rank 0's state and options. Collective."""
+        """Send rank 0's state and options to all ranks. Collective."""
         broadcast_optimizer_state(self.value, root_rank=0)
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -156,7 +156,7 @@ class OptimizerStateHandler(StateHandler):
             self.value._forget_shards()
         groups = self.value.param_groups
         self.value.load_state_dict(state)
-        # Torch makes new groups, but others may hold the old ones, such as LearningRateScale.
+        # Keep the old group objects: other objects refer to them, such as LearningRateScale.
         for group, loaded in zip(groups, self.value.param_groups, strict=True):
             if group is not loaded:
                 group.clear()
@@ -177,19 +177,19 @@ class SamplerStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        """Note the samples that were processed."""
+        """Save the number of processed samples."""
         self._saved = dict(self.value.state_dict())
 
     def restore(self) -> None:
-        """Go back to where ``save`` was called."""
+        """Restore the position of the last ``save``."""
         self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
-        """Take what rank 0 has processed. Collective."""
+        """Set the sampler to rank 0's position. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
     def numbers(self) -> Any:
-        """Return where the epoch stands."""
+        """Return the position in the epoch."""
         return sorted(self.value.state_dict().items())
 
     def state(self) -> Any:
@@ -197,7 +197,7 @@ class SamplerStateHandler(StateHandler):
         return self.value.state_dict()
 
     def load(self, state: Any) -> None:
-        """Go on there."""
+        """Continue from the loaded position."""
         self.value.load_state_dict(state)
 
 
@@ -211,7 +211,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return pairs of a type and its handler; the first that fits a value of a new ``TorchState`` is taken."""
+    """Return pairs of a type and its handler; ``TorchState`` uses the first pair that fits a value."""
     return _registry
 
 
@@ -219,14 +219,14 @@ def set_handler_registry(registry: Registry) -> None:
     """Replace the pairs of a type and its handler.
 
     Args:
-        registry: pairs; a handler is a subclass of ``StateHandler`` that is made with a value of the type.
+        registry: pairs; a handler is a subclass of ``StateHandler`` whose constructor takes a value of the type.
     """
     global _registry
     _registry = registry
 
 
 def drop_gradients(parameters: Any) -> None:
-    """Forget gradients, which a failed step may have reduced in part."""
+    """Drop gradients, because a failed step may have reduced only some of them."""
     for parameter in parameters:
         parameter.grad = None
 

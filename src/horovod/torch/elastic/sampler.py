@@ -1,4 +1,4 @@
-"""A sampler whose epoch goes on where it was when the number of ranks changes."""
+"""A sampler that continues its epoch when the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Deals the samples of a data set to the ranks, each once in an epoch, while ranks are lost and join.
+    """Deals each sample of a data set once per epoch to the ranks, even if ranks are lost or join.
 
     Make it an attribute of the state. Call ``record_batch`` after each batch and ``set_epoch`` after each epoch. Every
-    rank gets the same number of batches; where that needs it, fewer samples than there are ranks are repeated at the
-    end of the epoch. That is seldom once the size of the batches is known, from the first ``record_batch``.
+    rank gets the same number of batches. If needed, fewer samples than there are ranks are repeated at the end of the
+    epoch; this is rare once the batch size is known from the first ``record_batch``.
 
     Args:
-        dataset: its length is all that counts.
-        shuffle: whether each epoch has another random order.
-        seed: of that order; the same on all ranks.
+        dataset: data set; only its length is used.
+        shuffle: whether each epoch has its own random order.
+        seed: seed of the random order; the same on all ranks.
 
     Attributes:
         epoch: number of the epoch.
-        processed_num: samples of this epoch that all ranks together have processed.
-        num_replicas: ranks.
-        rank: of this process.
-        remaining_indices: samples that are left in this epoch, in its order.
-        num_samples: samples that this rank has left.
-        total_size: samples that all ranks have left, those that are repeated included.
+        processed_num: number of samples of this epoch that all ranks together have processed.
+        num_replicas: number of ranks.
+        rank: rank of this process.
+        remaining_indices: indices of the samples left in this epoch, in its order.
+        num_samples: number of samples left for this rank.
+        total_size: number of samples left for all ranks, including repeated ones.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -47,28 +47,28 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Begin an epoch; does nothing if this epoch has begun and has samples left.
 
         Args:
-            epoch: its number, the same on all ranks.
+            epoch: number of the epoch, the same on all ranks.
         """
         if epoch != self.epoch or self.processed_num >= len(self.dataset):
             self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that every rank has processed a batch.
+        """Record that every rank has processed a batch.
 
         Args:
-            batch_idx: accepted for Horovod's sake.
-            batch_size: samples of one rank; of a last, shorter batch, either its own or the usual size.
+            batch_idx: accepted for compatibility with Horovod; ignored.
+            batch_size: samples of one rank; for a shorter last batch, either its actual or the usual size.
         """
         count, is_short = len(self.dataset), batch_size < self._batch_size
         self._batch_size = max(self._batch_size, batch_size)
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, count)
         if is_short and count - self.processed_num < self.num_replicas:
-            # The last batch of the epoch, of which other ranks had one sample more.
+            # In the last batch of the epoch, other ranks may have had one sample more.
             self.processed_num = count
 
     def record_indices(self, indices: Any) -> None:
-        """Note that every rank has processed as many samples as this one.
+        """Record that every rank has processed as many samples as this one.
 
         Args:
             indices: samples that this rank has processed.
@@ -80,17 +80,17 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, int]:
-        """Return what ``load_state_dict`` takes; the same on all ranks."""
+        """Return the state for ``load_state_dict``; the same on all ranks."""
         return {"epoch": self.epoch, "processed_num": self.processed_num, "batch_size": self._batch_size}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict()`` was called."""
+        """Load the result of ``state_dict()``."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self._batch_size = state_dict.get("batch_size", self._batch_size)
         self.reset()
 
     def reset(self) -> None:
-        """Deal the samples that are left to the present ranks."""
+        """Deal the remaining samples to the present ranks."""
         world = context.world()
         self.num_replicas, self.rank = world.size, world.rank
         left = self._whole()[self.processed_num :]
@@ -114,10 +114,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return self._order[1]
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the samples that this rank has left."""
+        """Iterate over this rank's remaining samples."""
         self.reset()
         return iter(self.indices)
 
     def __len__(self) -> int:
-        """Return how many samples this rank has left."""
+        """Return the number of this rank's remaining samples."""
         return self.num_samples

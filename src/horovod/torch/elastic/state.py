@@ -40,12 +40,12 @@ _GENERATORS = (
 class TorchState(ObjectState):
     """A state of PyTorch objects: each keyword becomes an attribute.
 
-    Modules, optimizers and samplers are kept by their handlers, see ``get_handler_registry``; all other values as
-    ``ObjectState`` keeps them. Assigning another object to such an attribute saves that one.
+    Handlers keep modules, optimizers and samplers (``get_handler_registry``); ``ObjectState`` keeps all other values.
+    Assigning another object to an attribute with a handler saves the new object.
 
     Args:
         model: a module, optional.
-        optimizer: an optimizer, optional; made before or after ``DistributedOptimizer``.
+        optimizer: an optimizer, optional; plain or from ``DistributedOptimizer``.
         **kwargs: more modules, optimizers and samplers, and plain objects.
 
     Raises:
@@ -62,7 +62,7 @@ class TorchState(ObjectState):
         kwargs.update(model=model, optimizer=optimizer)
         found = {name: handler for name, value in kwargs.items() if (handler := _handler_of(value)) is not None}
         for name, handler in found.items():
-            handler.save()  # a user's handler may not do so by itself
+            handler.save()  # a user's handler may not save in its constructor
             object.__setattr__(self, name, handler.value)
         self._handlers, self._capture = found, Capture()
         plain = {name: value for name, value in kwargs.items() if name not in found}
@@ -76,19 +76,19 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
-        """Copy everything."""
+        """Save all values."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Set everything to what was saved last."""
+        """Restore all values of the last ``save``."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks rank 0's values. Collective."""
+        """Send rank 0's values to all ranks. Collective."""
         if not self._all_equal:
             for handler in self._handlers.values():
                 handler.sync()
@@ -107,33 +107,33 @@ class TorchState(ObjectState):
         return hashed.hexdigest()
 
     def capture(self) -> None:
-        """Note buffers and random generators, for ``undo``; parameters are not copied."""
+        """Record buffers and random generators for ``undo``; parameters are not copied."""
         super().capture()
         self._capture.take(self._models())
 
     def undo(self) -> bool:
-        """Set buffers and random generators back, and drop gradients.
+        """Restore buffers and random generators, and drop gradients.
 
         Returns:
-            False if parameters were changed, or may have been.
+            False if the step changed parameters, or may have changed them.
         """
         super().undo()
         return self._capture.undo() and not any(isinstance(value, HostMethods) for value in self._values())
 
     def before_change(self) -> None:
-        """Put states together of which each rank has a part."""
+        """Gather optimizer states that are sharded over the ranks."""
         for value in self._values():
             if isinstance(value, HostMethods):
                 value._gather_shards()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return everything, tensors as arrays."""
+        """Return all values, with tensors as numpy arrays."""
         states = {name: handler.state() for name, handler in self._handlers.items()}
         handled = {name: _to_arrays(state) for name, state in states.items() if state is not None}
         return {**_to_arrays(super().checkpoint()), "handled": handled}
 
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
-        """Set everything that is in the file and in this state."""
+        """Set all values that are both in the checkpoint and in this state."""
         super().load_checkpoint(_to_tensors(values))
         for name, state in values["handled"].items():
             if (handler := self._handlers.get(name)) is not None:
@@ -152,7 +152,7 @@ def _handler_of(value: Any) -> Any:
 
 
 def _sums(tensors: list[torch.Tensor]) -> list[int]:
-    """Return the sum of the bits of each tensor, and of its length."""
+    """Return one checksum per tensor: the sum of its 64-bit words, remaining bytes and length in bytes."""
     found = []
     with torch.no_grad():
         for tensor in tensors:
@@ -170,7 +170,7 @@ def _sums(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def _to_arrays(value: Any) -> Any:
-    """Return a value with arrays for tensors; those of dtypes that numpy lacks as their bits."""
+    """Return a value with tensors replaced by numpy arrays; bfloat16 tensors as their bits in int16."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().to("cpu").contiguous()
         bits = {torch.bfloat16: torch.int16}.get(plain.dtype)

@@ -1,14 +1,14 @@
 """Allreduce of ranks on several hosts, as a pipeline of rounds.
 
-    fill      every rank shows its part of the tensors to the others on its host, who see the arena anyway
-    reduce    each owner reduces its slice of it over the ranks of its host, and sends every other host's owner of the
-              same slice that one's part of it
+    fill      every rank shows its part of the tensors to the other ranks on its host, which see the arena anyway
+    reduce    each owner reduces its slice over the ranks of its host, and sends the owners of the same slice on the
+              other hosts their parts of it
     gather    each owner reduces its own part over the hosts, and sends the result to all of them
     publish   the slice is complete, and lies where the ranks of this host can read it, or in all their arenas
     collect   every rank takes the slices of all owners, unless it has them already
 
-A rank that is alone on its host shows nothing to anybody: it works in its result, where that is one stretch of memory.
-While one round is reduced, the one before it moves between hosts, and the one before that comes back. Each host sends,
+A rank that is alone on its host shows nothing: it works in its result, if that is one stretch of memory. While one
+round is reduced, the previous one moves between hosts, and the one before that comes back. Each host sends,
 and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. A small tensor is not cut: the first owner
 sends all of it to all hosts, in one step.
 """
@@ -30,9 +30,9 @@ from horovod.transports.pieces import LINE
 
 __all__ = ["SCRATCH_BYTES", "allreduce"]
 
-#: Up to this size, for each other host, what has to be moved matters less than how often.
+#: Up to this size, for each other host, the number of transfers matters more than their bytes.
 _WHOLE_BYTES = 256 << 10
-#: Rounds that are between hosts at the same time, and what each of them needs besides the buffers of the stage.
+#: Rounds that are between hosts at the same time, and the scratch memory of each, besides the stage's buffers.
 _DEPTH = 3
 _PARTIAL, _RECEIVED, _PART = 0, CHUNK_BYTES, 3 * CHUNK_BYTES
 _ROUND_BYTES = 4 * CHUNK_BYTES
@@ -41,7 +41,7 @@ SCRATCH_BYTES = _DEPTH * _ROUND_BYTES
 
 
 class _Round(NamedTuple):
-    """Bytes of the stream that a round moves; and of these, this owner's slice, and each host's part of that."""
+    """Bytes of the stream that a round moves, this owner's slice of them, and each host's part of the slice."""
 
     start: int
     stop: int
@@ -55,14 +55,14 @@ def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory]) -> None:
 
     Args:
         team: the members.
-        stream: the tensors, of this rank.
-        tensors: where the only one lies on each rank of this host, if it is to be reduced in place.
+        stream: the tensors of this rank.
+        tensors: to reduce in place: where the only tensor lies on each rank of this host; else empty.
     """
     rounds = _rounds(team, stream)
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
     if tensors:
-        # Each owner has its slice to itself, until it writes it to all arenas; so they meet at the end only.
+        # No other rank uses an owner's slice until the owner writes it to all arenas; so they meet only at the end.
         for k in range(count + 2) if team.me < pipeline.slots else ():
             pipeline.advance(k)
         stage.post(base + 1)
@@ -98,7 +98,7 @@ def _rounds(team: Team, stream: Stream) -> list[_Round]:
 def _is_whole(team: Team, stream: Stream) -> bool:
     hosts = len(team.hosts)
     if team.is_pair_of_ranks:
-        # Each sends as much either way.
+        # Each rank sends as much either way.
         return stream.total <= CHUNK_BYTES
     return stream.total <= min(_WHOLE_BYTES // (hosts - 1), CHUNK_BYTES // hosts)
 
@@ -127,7 +127,7 @@ class _Pipeline:
         return self._slice_of(self._stream.inputs, k)
 
     def _result(self, k: int) -> Buffer | None:
-        """Return where this rank's result for the slice goes, if that is made there."""
+        """Return the memory of this rank's result for the slice, if the slice is made there."""
         if self._places.are_tensors or len(self._team.local) > 1:
             return None
         if k not in self._results:
@@ -145,7 +145,7 @@ class _Pipeline:
         return tensors[segment][first:last] if (last - first) * stream.itemsize == high - low else None
 
     def _home(self, k: int, start: int, count: int) -> Buffer:
-        """Return ``count`` elements from byte ``start`` of the slice on, where it is made."""
+        """Return ``count`` elements from byte ``start`` of the slice on, in the memory where the slice is made."""
         result, size = self._result(k), self._stream.itemsize
         if result is not None:
             return result[start // size : start // size + count]
@@ -171,7 +171,7 @@ class _Pipeline:
                 library.copy(place, stream.inputs[segment][begin:end])
 
     def advance(self, k: int) -> None:
-        """Begin a round of this owner's slice, and take those before it a step further."""
+        """Begin a round of this owner's slice, and take the rounds before it a step further."""
         count = len(self._rounds)
         if k < count:
             self._reduce(k)

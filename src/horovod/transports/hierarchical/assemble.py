@@ -1,7 +1,7 @@
-"""Allgather and broadcast of ranks on several hosts: both build a tensor of which each member has a part.
+"""Allgather and broadcast of ranks on several hosts: both build a tensor from a part of each member.
 
-Each rank shows its part to its host, in its own stage. In every round each owner takes a slice of the tensor, sends the
-part of it that its host has to the owners of the same slice on the other hosts, and shows what it receives. So each
+Each rank shows its part to its host, in its own stage. In every round each owner takes a slice of the tensor, sends its
+host's part of it to the owners of the same slice on the other hosts, and shows the data that it receives. So each
 byte enters each host once. A rank that is alone on its host sends from its tensor, and receives into its result.
 """
 
@@ -62,7 +62,7 @@ def allgather(team: Team, entry: Entry, work: Work) -> None:
 
 
 def broadcast(team: Team, entry: Entry, work: Work) -> None:
-    """Copy the root's tensors to everybody."""
+    """Copy the root's tensors to all members."""
     response = entry.response
     root = response.members.index(response.requests[0].root)
     for index, spec in enumerate(response.requests[0].tensors):
@@ -104,7 +104,7 @@ class _Assembly:
         return start + low * LINE, min(start + high * LINE, self._nbytes)
 
     def _parts(self, low: int, high: int) -> list[_Part]:
-        """Return which members have what of some bytes of the tensor."""
+        """Return the members' parts of bytes ``low`` to ``high`` of the tensor."""
         starts, itemsize, found = self._tensor.starts, self._itemsize, []
         for member in range(len(starts) - 1):
             first, last = max(low, starts[member] * itemsize), min(high, starts[member + 1] * itemsize)

@@ -1,7 +1,7 @@
 """Small operations of ranks that are alone on their hosts: the data travels with the requests, over the control wire.
 
-When the log says that an operation runs, the data of all members has arrived, and each of them computes the result.
-So an operation takes one round trip to rank 0. Rank 0's host passes the data on to all others, hence the limits.
+When the log contains an operation, the data of all members has arrived, and each member computes the result. So an
+operation takes one round trip to rank 0. Rank 0's host passes the data on to all other hosts, hence the limits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Mailbox", "is_small"]
 
 #: Bytes that rank 0's host may send for one operation, and the most hosts among which it passes data on.
 _MOST_SENT, _MOST_HOSTS = 128 << 10, 8
-#: Submissions of this rank that may wait with their data: many at once are better executed together. Another rank that
-#: lags behind may hold twice as many.
+#: Maximum submissions of this rank that wait with their data: more at once are better executed together. Another rank
+#: that lags behind may hold twice as many.
 _MOST_WAITING = 4
 _MOST_KEPT = 1024
 _KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER})
@@ -32,7 +32,7 @@ def is_small(request: Request, size: int) -> bool:
     """Return whether the data of a request travels with it.
 
     Args:
-        request: of all ranks of the job, as only those can tell how many may wait.
+        request: the request; only one of all ranks of the job qualifies, as only then it is known how many may wait.
         size: number of ranks, each on a host of its own.
     """
     if request.process_set or request.kind not in _KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu":
@@ -71,7 +71,7 @@ class Mailbox:
         return note
 
     def put(self, rank: int, note: int, data: bytearray) -> None:
-        """Keep what another rank has sent."""
+        """Keep the data that another rank has sent."""
         kept = self._data[rank]
         kept[note] = data
         if len(kept) > _MOST_KEPT:
@@ -95,7 +95,7 @@ class Mailbox:
             sources = []
             for member, memory in enumerate(data):
                 spec = response.request_of(member).tensors[index]
-                # All but the root of a broadcast have sent nothing.
+                # In a broadcast, only the root has sent data.
                 shape = spec.shape if memory or not spec.nbytes else (0,)
                 sources.append(library.view(memory, starts[member], spec.dtype, shape))
                 starts[member] += aligned(spec.nbytes)

@@ -1,6 +1,6 @@
 """Allreduce of a tensor where it lies: in the arenas of all ranks of a host, instead of in the buffers of the stage.
 
-Nothing is copied into buffers, and of the result only the slices that other ranks have reduced.
+No input is copied into buffers; of the result, only the slices that other ranks have reduced are copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["InPlace", "in_place"]
 
 
 class InPlace:
-    """Where the members on this host show their parts of the rounds, as ``Stage``: in their tensors in the arenas.
+    """Shows the members' parts of the rounds on this host, as ``Stage`` does, but in their tensors in the arenas.
 
     Args:
         memories: where each member's tensor lies.
@@ -40,12 +40,12 @@ class InPlace:
 
 
 def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Sequence[Memory]:
-    """Return where the tensor of an allreduce lies, by member on this host; nothing unless all have it in the arena.
+    """Return where the tensor of an allreduce lies, by member on this host; empty unless all have it in the arena.
 
     Args:
         entry: the allreduce.
         local: the members on this host.
-        arenas: their memory, as this process maps it; empty where nothing is shared.
+        arenas: their memory, as this process maps it; empty if they share none.
     """
     response = entry.response
     if not arenas or len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":

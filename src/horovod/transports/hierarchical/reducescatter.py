@@ -1,8 +1,8 @@
 """Reducescatter of ranks on several hosts, in rounds that bring every rank an equal share of its rows.
 
-In a round each member's rows lie one after the other, those of the members of one host together; each owner has its
-slice of all of them. It reduces that over its host, sends every host what belongs to its members, and reduces what it
-gets.
+In a round the members' rows lie one after the other, grouped by host; each owner has a slice of the rows of all
+members. It reduces this slice over its host, sends every host the rows of its members, and reduces the rows that it
+receives.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class _Tensor:
         self._moving: dict[int, Pending] = {}
 
     def run(self) -> None:
-        """Reduce it."""
+        """Reduce the tensor."""
         self._team.pipeline(self._count, self._fill, self._send, self._reduce, self._collect)
 
     def _range(self, k: int, slot: int, place: int) -> tuple[int, int]:
-        """Return which elements of the tensor, of the rows of one member, are in a slice of a round."""
+        """Return the range of the tensor's elements that are one member's rows in a slice of a round."""
         low, high = self._bounds[place]
         start = low + (k * self._team.slots + slot) * self._each
         return min(start, high), min(start + self._each, high)
 
     def _position(self, slot: int, place: int) -> int:
-        """Return the byte of the buffer at which these lie."""
+        """Return the byte of the buffer at which these elements lie."""
         return (slot * len(self._order) + place) * self._each * self._itemsize
 
     def _fill(self, k: int) -> None:

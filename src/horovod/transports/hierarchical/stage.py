@@ -1,7 +1,7 @@
-"""Buffers that the members of an entry on one host share, and how far each of them is.
+"""Buffers that the members of an entry on one host share, and the progress of each member.
 
-An entry passes through them in rounds, each of which has a buffer of its own until it comes around again. A rank that
-uses a buffer for round k has seen every other rank begin round k - 1 or later, and no rank lags behind more than
+An entry passes through the buffers in rounds: ``BUFFERS`` rounds in a row have different buffers. A rank that uses a
+buffer for round k has seen every other rank begin round k - 1 or later, and no rank lags behind more than
 ``BUFFERS - 2``.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["BUFFERS", "CHUNK_BYTES", "STAGE_BYTES", "Memory", "Stage"]
 
 BUFFERS = 6
 CHUNK_BYTES = 4 << 20
-"""Of one round: every one costs some switches between processes, and to threads of the engine between hosts."""
+"""Bytes of one round: each round costs switches between processes, and to threads of the engine between hosts."""
 STAGE_BYTES = BUFFERS * CHUNK_BYTES
 _MOST_VIEWS = 2048
 
@@ -32,9 +32,9 @@ class Memory:
     """A stretch of memory, seen as bytes and as arrays.
 
     Args:
-        memory: what it lies in; private memory of ``nbytes`` when None.
+        memory: the mapping in which it lies; None for private memory of ``nbytes``.
         start: first byte.
-        nbytes: how much it is.
+        nbytes: its size.
     """
 
     def __init__(self, memory: Any, start: int, nbytes: int) -> None:
@@ -65,8 +65,8 @@ class Stage:
     Args:
         memories: ``STAGE_BYTES`` of each member.
         me: this rank's place among them.
-        indices: the members as ``flags`` calls them.
-        flags: how far the ranks of this host are; None for a rank that is alone here.
+        indices: the members' indices in ``flags``.
+        flags: the progress of this host's ranks; None for a rank that is alone on its host.
 
     Attributes:
         are_tensors: whether the members show their tensors themselves; see ``InPlace``.
@@ -87,7 +87,7 @@ class Stage:
 
         Args:
             sequence: its place in the log.
-            last: what this returned for the entry before: who used the buffers last, and when they are through.
+            last: the result for the previous entry: the last users of the buffers, and the flag of their end.
         """
         if self._flags is None:
             return last
@@ -96,25 +96,25 @@ class Stage:
         return self._indices, self._base | DONE
 
     def end(self) -> None:
-        """Say that this rank is through with the entry."""
+        """Report that this rank has finished the entry."""
         if self._flags is not None:
             self._flags.post(self._base | DONE, self._indices)
 
     def part(self) -> int:
-        """Begin a part of the entry that uses the buffers anew; return the phase from which its own are counted."""
+        """Begin a part of the entry that uses the buffers anew; return the phase from which its phases count."""
         if self._phase:
             self.post(self._phase + 1)
             self.wait(self._phase)
         return self._phase
 
     def post(self, phase: int) -> None:
-        """Say how far this rank is."""
+        """Report that this rank has reached ``phase``."""
         self._phase = phase
         if self._flags is not None:
             self._flags.post(self._base + phase, self._indices)
 
     def wait(self, phase: int) -> None:
-        """Block until all members have come so far."""
+        """Block until all members have reached ``phase``."""
         if self._flags is not None:
             self._flags.wait(self._indices, self._base + phase)
 

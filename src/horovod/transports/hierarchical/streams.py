@@ -1,8 +1,8 @@
 """The tensors of a batch of allreduces, laid end to end by dtype, and the two steps that reduce them.
 
-First each host reduces what its own ranks have, then the hosts reduce that. Scaling and
-division are split between the steps so that nothing is rounded, or overflows, that would not on one host; only 16-bit
-floats are rounded once more.
+First each host reduces the data of its own ranks, then the hosts reduce these results. Scaling and division are split
+between the steps so that no value is rounded, or overflows, unless it would on one host; only 16-bit floats are
+rounded once more.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from horovod.transports.pieces import Piece, aligned, pieces_of
 
 __all__ = ["Steps", "Stream", "check_range", "dtype_between", "steps_of", "streams_of"]
 
-#: Types that are combined in a wider one.
+#: Types whose averages are combined in a wider type.
 _AVERAGED = frozenset({"float16", "bfloat16", "float32"})
-#: Integers whose sum may be beyond their range; the largest travel as they are, and are checked.
+#: Integers whose sum may be out of their range; the largest types travel as they are, and are checked.
 _WIDENED = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32"})
 _CHECKED = frozenset({"int64", "uint64"})
 
 
 def dtype_between(dtype: str, request: Request) -> str:
-    """Return as what a tensor travels between hosts: sums of integers that are averaged need more room."""
+    """Return the dtype of a tensor between hosts: sums for averages of integers need more room."""
     return "int64" if request.op is ReduceOp.AVERAGE and dtype in _WIDENED else dtype
 
 
@@ -38,9 +38,9 @@ class Steps(NamedTuple):
     """The two steps of a reduction.
 
     Attributes:
-        inside: of what the ranks of a host have.
-        between: of what the hosts have.
-        is_plain: whether the first changes nothing where a host has one rank.
+        inside: reduces the data of a host's ranks.
+        between: reduces the results of the hosts.
+        is_plain: whether ``inside`` changes nothing on a host with one rank.
     """
 
     inside: Reducer
@@ -51,13 +51,13 @@ class Steps(NamedTuple):
 def steps_of(
     library: Kernels, dtype: str, request: Request, divisor: int, hosts: Sequence[Sequence[int]], here: int
 ) -> Steps:
-    """Return how tensors of a request are reduced.
+    """Return the steps that reduce tensors of a request.
 
     Args:
         library: the kernels.
-        dtype: of the tensors.
-        request: says how.
-        divisor: what an average divides by.
+        dtype: dtype of the tensors.
+        request: the request, with reduction and factors.
+        divisor: the divisor of an average.
         hosts: the members on each host.
         here: index of this host.
     """
@@ -70,7 +70,7 @@ def steps_of(
     inner = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
     if dtype == "float16" and inner is ReduceOp.SUM and not one_each:
         factor = before * after / (divisor if op is ReduceOp.AVERAGE else 1)
-        # The sum of one host may be beyond the range of this dtype where the result is not.
+        # The sum of one host may be out of the range of this dtype although the result is not.
         if factor < 1.0:
             return Steps(
                 library.reducer(dtype, inner, factor, 1.0, 1), library.reducer(dtype, inner, 1.0, 1.0, 1), False
@@ -81,7 +81,7 @@ def steps_of(
 
 
 def _averages(library: Kernels, dtype: str, request: Request, divisor: int, counts: Sequence[int], here: int) -> Steps:
-    """Let each host send its average: a sum of three has lost the bit that keeps equal tensors equal."""
+    """Return steps in which each host sends its average: a sum of three loses the bit that keeps tensors equal."""
     weights, scale = [count / divisor for count in counts], library.copier(dtype, request.postscale)
 
     def between(target: Buffer, sources: Sequence[Buffer]) -> None:
@@ -94,10 +94,10 @@ def _averages(library: Kernels, dtype: str, request: Request, divisor: int, coun
 
 
 def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Request, divisor: int) -> None:
-    """Check that the sum that an average of the largest integers needs cannot be out of range.
+    """Check that the sum for an average of 64-bit integers cannot be out of range.
 
     Raises:
-        HorovodInternalError: it could.
+        HorovodInternalError: the sum could be out of range.
     """
     dtype = spec.dtype
     if request.op is not ReduceOp.AVERAGE or dtype not in _CHECKED or not spec.count:
@@ -115,14 +115,13 @@ class Stream:
     """Tensors of one dtype, laid end to end.
 
     Args:
-        dtype: as which they travel.
+        dtype: their dtype between hosts.
         steps: how they are reduced.
         kernels: name of the kernels that reduce them.
         is_converted: whether the tensors themselves have another type.
 
     Attributes:
-        total: bytes of the whole; what follows a tensor up to the end of its cache line is part of it only where
-            another tensor follows.
+        total: bytes of the whole; the rest of a tensor's last cache line counts only if another tensor follows.
     """
 
     def __init__(self, dtype: str, steps: Steps, kernels: str, is_converted: bool = False) -> None:
@@ -135,7 +134,7 @@ class Stream:
         self._nbytes: list[int] = []
 
     def add(self, library: Kernels, source: Buffer, target: Buffer, count: int) -> None:
-        """Append a tensor of so many elements; copies convert it if it has another type."""
+        """Append a tensor of ``count`` elements; copies convert it if it has another type."""
         nbytes = count * self.itemsize
         self.inputs.append(source)
         self.outputs.append(target)
@@ -144,7 +143,7 @@ class Stream:
         self.total = aligned(self.total) + nbytes
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return what of the tensors lies in bytes ``start`` to ``stop``."""
+        """Return the pieces of the tensors in bytes ``start`` to ``stop``."""
         return pieces_of(self._nbytes, [self.itemsize] * len(self._nbytes), start, stop)
 
 

@@ -24,17 +24,17 @@ class Team:
     Args:
         rank: this rank.
         hosts: the members on each host.
-        stage: buffers of those on this one.
-        scratch: memory of this rank alone, of which some rounds use a part each.
+        stage: buffers of the members on this host.
+        scratch: memory of this rank alone; some rounds use a part of it each.
         groups: the engine between hosts.
         watch: asked while waiting.
-        arenas: memory of the members on this host that all of them map; empty where nothing is shared.
+        arenas: memory of the members on this host that all of them map; empty if they share none.
 
     Attributes:
         here: this host's place among ``hosts``.
-        me: this rank's place among the members on its host, and, if there are as many owners, among these.
+        me: this rank's place among the members on its host; an owner has the same place among the owners.
         slots: how many owners each host has.
-        is_owner: whether this rank is one.
+        is_owner: whether this rank is an owner.
         is_pair_of_ranks: whether there are two members, on two hosts.
     """
 
@@ -69,14 +69,14 @@ class Team:
         return self._groups.group(sorted(rank for host in self.hosts for rank in host))
 
     def pipeline(self, count: int, fill: _Step, send: _Step, receive: _Step, collect: _Step) -> None:
-        """Take every round through four steps, those of neighbouring rounds at the same time.
+        """Take every round through four steps; steps of neighbouring rounds overlap.
 
         Args:
             count: number of rounds.
-            fill: puts what this rank has into the buffers of its host.
-            send: at an owner, once all of its host have filled: begins to move its slice.
-            receive: at an owner: waits for what the other hosts send, and puts it into the buffers.
-            collect: once all owners of its host have received: takes what this rank needs.
+            fill: puts this rank's data into the buffers of its host.
+            send: at an owner, once all ranks of its host have filled: begins to move its slice.
+            receive: at an owner: waits for the data of the other hosts, and puts it into the buffers.
+            collect: once all owners of its host have received: takes the data that this rank needs.
         """
         stage = self.stage
         base = stage.part()

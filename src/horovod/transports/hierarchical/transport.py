@@ -1,7 +1,7 @@
 """Collectives of several hosts: shared memory inside a host, an engine of ``groups`` between hosts.
 
-See ``allreduce``, ``assemble``, ``reducescatter`` and ``direct``; a rank that is alone on its host, or that is to use
-no shared memory, has buffers of its own instead.
+See ``allreduce``, ``assemble``, ``reducescatter`` and ``direct``. A rank that is alone on its host, or that must not
+use shared memory, has private buffers instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ROUTINES", "HierarchicalTransport"]
 
 _Batch = Sequence[tuple[Entry, Work]]
 
-#: From this size on, to reduce a tensor of the arena in its place saves more than to meet seldom.
+#: From this size on, reducing a tensor of the arena in place saves more than meeting seldom.
 _IN_PLACE_BYTES = 256 << 10
 
 
@@ -45,10 +45,10 @@ class HierarchicalTransport:
         topology: which ranks share a host.
         groups: the engine between hosts.
         watch: asked while waiting.
-        shm: of this rank's host, used for nothing before; None where each rank is for itself.
-        indices: the ranks of this host as ``shm`` numbers them.
-        device_groups: the engine for tensors of a device; None for the same.
-        mailbox: data that travels with requests; None where none does.
+        shm: the unused transport of this rank's host; None if ranks share no memory.
+        indices: the numbers of this host's ranks in ``shm``.
+        device_groups: the engine for tensors of a device; None for the same engine.
+        mailbox: data that travels with requests; None if no data does.
 
     Raises:
         InitError: the arena has no room.
@@ -105,15 +105,15 @@ class HierarchicalTransport:
             self._shm.is_awaited = value
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return False: all is in host memory."""
+        """Return False: tensors must be in host memory."""
         return False
 
     def allocate(self, nbytes: int) -> Any:
-        """Return memory of this rank's arena, or its own."""
+        """Return memory of this rank's arena, or private memory."""
         return bytearray(nbytes) if self._shm is None else self._shm.allocate(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return the offsets in this rank's arena; nothing unless all lie there."""
+        """Return the offsets in this rank's arena; empty unless all lie there."""
         return () if self._shm is None else self._shm.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
@@ -161,7 +161,7 @@ class HierarchicalTransport:
         return 0
 
     def _run_inside(self, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> int:
-        """Execute an entry whose members all are on this host; its transport numbers them in its own way."""
+        """Execute an entry whose members all are on this host; ``shm`` has its own numbers for them."""
         assert self._shm is not None
         for entry, _ in batch:
             if entry.cache is None:
@@ -199,7 +199,7 @@ class HierarchicalTransport:
         return team
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Whether all ``members`` have done their part; only what stays on one host is asked for."""
+        """Whether all ``members`` have done their part; asked only about entries within one host."""
         return self._shm is None or self._shm.settled([self._indices[rank] for rank in members], fence)
 
     def skip(self, work: Work) -> None:
@@ -208,7 +208,7 @@ class HierarchicalTransport:
             self._mailbox.drop(work)
 
     def rest(self) -> None:
-        """Give back memory of results that are gone."""
+        """Release memory of results that are gone."""
         self._results.rest()
         if self._shm is not None:
             self._shm.rest()
@@ -218,7 +218,7 @@ class HierarchicalTransport:
         self._adopted = shm
 
     def close(self) -> None:
-        """End the engine between hosts, and release what this process holds."""
+        """End the engine between hosts, and release the resources of this process."""
         self._groups.close()
         if self._device_groups is not self._groups:
             self._device_groups.close()
@@ -252,4 +252,4 @@ ROUTINES: dict[Kind, Callable[[Team, _Batch], None]] = {
     Kind.ALLTOALL: _alone(direct.alltoall),
     Kind.REDUCESCATTER: _alone(reducescatter.reducescatter),
 }
-"""How to execute an entry of each kind over several hosts; a barrier needs nothing, as all members have come."""
+"""How to execute an entry of each kind over several hosts; a barrier needs no routine: all members have come."""

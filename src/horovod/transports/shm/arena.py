@@ -86,11 +86,11 @@ class Arena:
     Args:
         fd: the memfd; stays the caller's.
         nbytes: its size.
-        is_own: whether it is this rank's; only there does this process allocate.
+        is_own: whether it is this rank's arena; this process allocates only there.
 
     Attributes:
         nbytes: its size.
-        memory: all of it.
+        memory: the whole mapping.
         base: address of its first byte.
         results: lends memory to results.
     """
@@ -120,7 +120,7 @@ class Arena:
         return self._views.get(key, lambda: self.view_once(kernels, offset, dtype, shape)) if view is None else view
 
     def view_once(self, kernels: str, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
-        """Return an array over the arena, for who keeps it or will not need it again."""
+        """Return an array over the arena without keeping it here: the caller keeps it, or needs it only once."""
         return kernels_named(kernels).view(self.memory, offset, dtype, shape)
 
     def allocate(self, nbytes: int) -> Any:
@@ -151,7 +151,7 @@ class Arena:
             return self._heap.take(nbytes)
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Take memory back, and let the system have its pages; called by anybody, at any time."""
+        """Take memory back, and return its pages to the system; any thread may call this at any time."""
         if os.getpid() != self._owner:
             # A forked child has dropped its copy; the parent's tensor lives on.
             return
@@ -196,11 +196,11 @@ class _ResultRegion(Region):
         self._arena, self._nbytes = arena, nbytes
 
     def lend(self, nbytes: int) -> None:
-        """Let a forked child have a copy of it."""
+        """Let forked children get a copy of it."""
         self._arena._live[self.start] = nbytes
 
     def take_back(self) -> None:
-        """Let no forked child have it."""
+        """Do not copy it for forked children any more."""
         self._arena._live.pop(self.start, None)
 
     def release(self) -> None:

@@ -21,6 +21,6 @@ _OWN = _own_cache_bytes()
 #: Two inputs and a result of this size fit into a core's own cache.
 BLOCK_BYTES = min(max(_OWN // 4, 64 << 10), 1 << 20)
 
-#: Memory that another core has read is slow to write again while it is in that core's cache: to fill 64 KiB took
-#: 8 us, and 3 us where the reader's cache had moved on. So what is shown to others moves through this many bytes.
+#: Memory that another core has read is slow to write again while it is in that core's cache: filling 64 KiB took
+#: 8 us, and 3 us once it had left the reader's cache. So data for other ranks rotates through this many bytes.
 ROTATION_BYTES = min(max(2 * _OWN, 1 << 20), 4 << 20)

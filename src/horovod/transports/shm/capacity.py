@@ -1,4 +1,4 @@
-"""How large the arenas are: as the machine's memory, or as what limits of this process leave for all of them."""
+"""Computes the size of an arena: the machine's memory, or the share that the limits of this process leave."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LEAST_ADDRESS_SPACE = 1 << 39
 
 
 def arena_bytes(wanted: int, ranks: int) -> int:
-    """Return how large this rank's arena is to be.
+    """Return the size of this rank's arena in bytes.
 
     Args:
         wanted: HOROVOD_ARENA_BYTES; 0 to let it depend on the machine.
-        ranks: how many there are on this host; each maps the arenas of all.
+        ranks: number of ranks on this host; each maps the arenas of all.
 
     Raises:
-        InitError: it would be too small.
+        InitError: the arena would be too small.
     """
     if wanted:
         if wanted < LEAST_BYTES:
@@ -53,15 +53,15 @@ def arena_bytes(wanted: int, ranks: int) -> int:
 
 
 def share_of(ranks: int, physical: int, address_space: int, limit: int, mapped: int, file_limit: int) -> int:
-    """Return the bytes of one arena of which every rank maps one per rank; a limit below 0 is none.
+    """Return the bytes of one arena, if every rank maps the arenas of all; a limit below 0 means no limit.
 
     Args:
-        ranks: how many there are.
+        ranks: number of ranks.
         physical: memory of the machine; more of an arena can never be in use.
-        address_space: of a process.
-        limit: what of it this process may map.
-        mapped: how much it has mapped already.
-        file_limit: the largest file that it may make.
+        address_space: bytes that a process can address.
+        limit: bytes that this process may map.
+        mapped: bytes that it has mapped already.
+        file_limit: bytes of the largest file that it may make.
     """
     # A process needs addresses for threads, libraries and its own tensors, too.
     shares = [physical, address_space // 4 // ranks]
@@ -78,10 +78,10 @@ def _limit(which: int) -> int:
 
 
 def _mapped() -> int:
-    """Return the bytes that this process has mapped; 0 where the system does not tell."""
+    """Return the bytes that this process has mapped; 0 if the system does not tell."""
     try:
         return mmap.PAGESIZE * int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:  # no descriptor is left, or no /proc there: who makes an arena says so better
+    except OSError:  # no descriptor is left, or /proc is missing: the maker of an arena reports this better
         return 0
 
 

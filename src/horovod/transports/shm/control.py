@@ -1,15 +1,15 @@
-"""The control page: the few words through which the ranks of one host see each other's progress.
+"""The control page: a few words that show the ranks of one host each other's progress.
 
-One memfd, mapped by all. Ranks are numbered from 0 on each host here, whatever they are in the job; rank 0 serves the
+One memfd, mapped by all. Here, ranks are numbered from 0 on each host, not as in the job; rank 0 serves the
 others: it reads their requests, and writes their log. Each word has exactly one writer, and its own cache line:
 
     per rank    FLAG      how far this rank is in the log: sequence << 24 | phase; only grows
                 BELL      a futex word; a rank that wants this one to look rings it
                 MODE      0 awake, else the channel its sleeper listens on
-                STATE     starting, running, left, failed; and because of which rank
+                STATE     starting, running, left, failed; and the rank that caused it
                 LOG_TAIL  how far this rank has read the log
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by rank 0
-                GOAL      the flag that all must have come to before it makes sense to wake this rank's sleeper
+                GOAL      the flag value that all must reach before this rank's sleeper needs waking
     once        LOG_HEAD  written by rank 0
                 ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
@@ -40,7 +40,7 @@ __all__ = [
 
 #: Channel of the thread that holds the engine's lock and waits for a peer.
 HOLDER = 2
-#: Channel of the background thread, parked because nobody needs it.
+#: Channel of the background thread, parked while it is not needed.
 PARKED = 1
 PHASE_BITS = 24
 #: Goal of a sleeper that waits for no flag.
@@ -69,13 +69,13 @@ class Control:
         fd: the memfd; stays the caller's.
         rank: this rank, among those of its host.
         size: number of ranks on this host.
-        cores: on which all of them together may run.
+        cores: number of cores on which all ranks together may run; None to ask the system.
 
     Attributes:
-        cores: on which all ranks together may run.
-        crowded: whether ranks share cores, so that who waits had better give the core away at once.
-        share: cores that there are for each rank, at least 1.
-        polite: whether who waits looks for a while before it sleeps; see ``Spinner``.
+        cores: number of cores on which all ranks together may run.
+        crowded: whether ranks share cores; then a waiting thread should yield its core at once.
+        share: number of cores for each rank, at least 1.
+        polite: whether a waiting thread looks for a while before it sleeps; see ``Spinner``.
     """
 
     def __init__(self, fd: int, rank: int, size: int, cores: int | None = None) -> None:
@@ -126,7 +126,7 @@ class Control:
         return bool(self.words64[self._rounds])
 
     def ring(self, rank: int) -> None:
-        """Make ``rank`` look at its rings and at the flags, now; what was stored before is visible to it."""
+        """Make ``rank`` look at its rings and at the flags, now; it sees everything that was stored before."""
         words = self.words32
         bell = self.bell[rank]
         words[bell] = (words[bell] + 1) & 0xFFFFFFFF
@@ -136,14 +136,14 @@ class Control:
             futex.wake(self._bell_address[rank], mode)
 
     def rouse(self, rank: int) -> None:
-        """``ring`` every thread of ``rank`` that sleeps, also one that nobody needs just now."""
+        """Ring for every sleeping thread of ``rank``, also for one that is parked."""
         words, bell = self.words32, self.bell[rank]
         words[bell] = (words[bell] + 1) & 0xFFFFFFFF
         futex.fence()
         futex.wake(self._bell_address[rank], HOLDER | PARKED)
 
     def ring_all(self, ranks: Sequence[int]) -> None:
-        """``ring`` every one of ``ranks``, with one fence for all."""
+        """Do ``ring`` for every one of ``ranks``, with one fence for all."""
         words, bells, modes = self.words32, self.bell, self.mode
         for rank in ranks:
             bell = bells[rank]
@@ -155,11 +155,11 @@ class Control:
                 futex.wake(self._bell_address[rank], mode)
 
     def ring_later(self, ranks: Sequence[int]) -> None:
-        """``ring`` those of ``ranks`` who sleep for lack of news; let alone who is between two calls, for now.
+        """Do ``ring`` for those of ``ranks`` that sleep for lack of news; defer it for ranks between two calls.
 
-        That is what a rank does that is about to wait: the others most likely come by themselves, and to wake
-        their background threads would only hold them up. ``ring_deferred`` must follow; it also finds a rank that
-        went to sleep at this moment, so this needs no fence.
+        A rank that is about to wait calls this: the others most likely come by themselves, and waking their
+        background threads would only delay them. ``ring_deferred`` must follow; it also finds a rank that went to
+        sleep at this moment, so this needs no fence.
         """
         words, modes = self.words32, self.mode
         for rank in ranks:
@@ -169,9 +169,9 @@ class Control:
                 self._deferred.add(rank)
 
     def ring_deferred(self) -> None:
-        """``ring`` those left for later who did not look; before this rank sleeps or has other things to do.
+        """Do ``ring`` for deferred ranks that did not look; call before this rank sleeps or does other work.
 
-        Orders what was stored before against what is read after, also if there is nobody to ring.
+        This orders earlier stores before later loads, even if there is no rank to ring.
         """
         # Other threads may defer and ring meanwhile.
         deferred, self._deferred = self._deferred, set()
@@ -184,12 +184,12 @@ class Control:
         return bool(words[self.log_tail[rank]] != words[self.log_head])
 
     def post(self, value: int, members: Sequence[int]) -> None:
-        """Advance this rank's flag to ``value`` and wake those of ``members`` who sleep until all have come there.
+        """Advance this rank's flag to ``value``, and wake the ``members`` that sleep until all have reached it.
 
         Args:
-            value: only grows.
-            members: all who take part in the present entry; of them the last one to come wakes the sleepers. None
-                if nobody can be waiting for this value.
+            value: the new value; it only grows.
+            members: all members of the present entry; the last one to come wakes the sleepers. Empty if no rank can
+                be waiting for this value.
         """
         rank = self.rank
         if not futex.is_strongly_ordered:
@@ -215,7 +215,7 @@ class Control:
         return True
 
     def announce(self, goal: int) -> None:
-        """Say that the lock's holder is going to sleep, until it is rung for or all flags have come to ``goal``.
+        """Announce that the lock's holder is going to sleep, until its bell rings or all flags have reached ``goal``.
 
         Check the awaited condition once more before sleeping.
         """
@@ -230,15 +230,15 @@ class Control:
         return futex.wait(self._bell_address[self.rank], bell, timeout_s, channel)
 
     def state_of(self, rank: int) -> Presence:
-        """Return what ``rank`` last said of itself."""
+        """Return the state that ``rank`` last announced."""
         return Presence(self.words64[self.state[rank]] & 0xFF)
 
     def cause_of(self, rank: int) -> int:
-        """Return the rank, of all ranks of the job, because of which ``rank`` left or failed; -1 if it did not say."""
+        """Return the rank of the job because of which ``rank`` left or failed; -1 if it named none."""
         return int(self.words64[self.state[rank]] >> 8) - 1
 
     def set_state(self, state: Presence, cause: int = -1) -> None:
-        """Say to everybody what this rank is doing, and because of which rank of the job; and make them look."""
+        """Announce this rank's state, and the rank of the job that caused it, and make all ranks look."""
         self.words64[self.state[self.rank]] = state | (cause + 1) << 8
         for rank in range(self.size):
             self.ring(rank)

@@ -1,9 +1,9 @@
-"""Results that every member writes its part of, where they lie in the arenas of all: one copy of each byte.
+"""Collectives in which members write their parts straight to the results of all, in arenas: one copy of each byte.
 
-Each member makes its results, lets the others know where, does what is its own meanwhile, and then writes to theirs. A
-result is whole when all are through. Where somebody's result lies elsewhere because the arena is full, everybody sees
-that, and all go the long way through the staging buffers; where a framework makes its own, as a graph does, that stands
-in the request, and nobody asks.
+Each member makes its results, publishes their places, does its own part meanwhile, and then writes to the other
+results. A result is complete when all members have finished. If one member's result lies elsewhere because the arena
+is full, all members see that, and use the staging buffers instead. If a framework makes its own results, as a graph
+does, the request says so, and the members do not publish places.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
     "make_results",
 ]
 
-#: Stands in a request for the place of a result that this transport may make.
+#: In a request, the place of a result that this transport may make.
 FRESH = -1
 
-#: Below, to meet once more takes longer than to copy once less.
+#: Below this size, one more meeting takes longer than one copy less saves.
 DIRECT_BYTES = 512 << 10
-#: From here on, more than two ranks gain more by meeting seldom than they lose because copies leave the caches.
+#: From this size on, more than two ranks gain more by meeting seldom than they lose because copies leave the caches.
 _SEVERAL_BYTES = 2 << 20
 #: A part of a result may be small, where parts are uneven.
 _LEAST_PART = 64 << 10
@@ -48,7 +48,7 @@ _LEAST_PART = 64 << 10
 def is_direct(entry: Entry) -> bool:
     """Whether all members try to write to each other's results; the same for all of them.
 
-    They do not if one of them said with its request that it makes its results in memory of its own.
+    They do not if one member's request says that it makes its results in private memory.
     """
     requests = entry.response.requests
     return entry.most_bytes >= DIRECT_BYTES and all(bool(r.placement) and r.device == "cpu" for r in requests)
@@ -60,7 +60,7 @@ def is_placed(request: Request) -> bool:
 
 
 def is_fresh(entry: Entry) -> bool:
-    """Whether members reduce into new tensors that all of them can write; more than two gain by it only later."""
+    """Whether members reduce into new tensors that all can write; more than two members gain only at larger sizes."""
     response = entry.response
     if not all(bool(request.placement) and request.placement[0] == FRESH for request in response.requests):
         return False
@@ -72,15 +72,15 @@ def make_results(
     staging: Staging, sequence: int, entry: Entry, work: Work, shapes: Sequence[tuple[int, ...]],
     least: int = _LEAST_PART,
 ) -> list[Buffer]:  # fmt: skip
-    """Make this rank's results, let the other members know where they lie, and return them, each as one row.
+    """Make this rank's results, publish their places to the other members, and return them, each as one row.
 
     Args:
-        staging: where the others are told.
-        sequence: of the log entry.
+        staging: the staging buffers, where the places are published.
+        sequence: number of the log entry.
         entry: the log entry.
-        work: whose results.
-        shapes: of the results.
-        least: bytes below which a result is no use to the others.
+        work: this rank's side of the entry.
+        shapes: shapes of the results.
+        least: bytes below which other members cannot use a result.
     """
     pool, tensors, library = staging.results, entry.response.requests[0].tensors, kernels_named(work.kernels)
     places: list[int] = []
@@ -108,7 +108,7 @@ def make_results(
 
 
 def find_results(staging: Staging, sequence: int, entry: Entry) -> list[tuple[int, ...]] | None:
-    """Return where every member's results lie, in the order of members; None if somebody's cannot be reached."""
+    """Return where every member's results lie, in the order of members; None if one of them cannot be reached."""
     members, count = entry.response.members, len(entry.response.requests[0].tensors)
     staging.flags.wait(members, sequence << PHASE_BITS | 1)
     found = [struct.unpack_from(f"<{count}q", staging.arenas[rank].memory, INLINE_BYTES) for rank in members]
@@ -116,7 +116,7 @@ def find_results(staging: Staging, sequence: int, entry: Entry) -> list[tuple[in
 
 
 def allreduce_direct(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Let each of two members reduce one half, which the other has written to its result, into both results.
+    """Reduce a half on each of two members into both results; first the other copies its input of this half there.
 
     Returns:
         Whether it was done. If not, one phase of the entry is over.

@@ -12,7 +12,7 @@ from horovod.transports.shm.spinner import Spinner
 
 __all__ = ["DONE", "Flags"]
 
-#: The last phase of every entry: this rank reads and writes nobody's memory for it any more.
+#: The last phase of every entry: this rank no longer reads or writes other ranks' memory for it.
 DONE = (1 << PHASE_BITS) - 1
 _SLICE_S = 0.1
 

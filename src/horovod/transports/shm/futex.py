@@ -32,7 +32,7 @@ class _Timespec(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-# A wake-up takes a microsecond. To give the GIL away for it could cost the switch interval of 5 ms to get it back.
+# A wake-up takes a microsecond. If it released the GIL, getting it back could cost the switch interval of 5 ms.
 _quick_syscall = ctypes.PyDLL(None).syscall
 _quick_syscall.restype = ctypes.c_long
 _clock_gettime = _libc.clock_gettime
@@ -49,7 +49,7 @@ def wait(address: int, expected: int, timeout_s: float, channel: int) -> bool:
     """Sleep until ``wake`` on the same address and channel, unless the word is no longer ``expected``.
 
     Args:
-        address: of an aligned 32-bit word in shared memory.
+        address: address of an aligned 32-bit word in shared memory.
         expected: its value when the caller last looked.
         timeout_s: seconds, at most.
         channel: a bit mask; only wakers that share a bit wake this sleeper.
@@ -85,7 +85,7 @@ def wait(address: int, expected: int, timeout_s: float, channel: int) -> bool:
 
 
 def wake(address: int, channel: int) -> None:
-    """Wake everybody who sleeps on ``address`` with a bit of ``channel``."""
+    """Wake all threads that sleep on ``address`` with a bit of ``channel``."""
     _quick_syscall(_NUMBER, ctypes.c_void_p(address), _WAKE, _ANYONE, _NULL, _NULL, ctypes.c_uint32(channel))
 
 

@@ -1,4 +1,4 @@
-"""Inline messages: small data is sent with the request, so when the entry is in the log, it is all there."""
+"""Inline messages: small data is sent with the request, so all of it is there when the entry is in the log."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _Reduction(NamedTuple):
     """How one tensor is reduced.
 
     Attributes:
-        reduce: does it.
-        own: which source is this rank's own tensor instead of the copy that it has sent; -1 if none.
-        make: does it into a new tensor; None if ``reduce`` must write to an empty one.
+        reduce: reduces into a given tensor.
+        own: index of the source for which this rank's own tensor replaces the copy that it has sent; -1 if none.
+        make: reduces into a new tensor; None if ``reduce`` must write to an empty one.
     """
 
     reduce: Reducer
@@ -37,12 +37,12 @@ class _Reduction(NamedTuple):
 
 
 class Plan:
-    """How an entry is executed whose data rode along; what stays the same each time.
+    """Executes an entry whose data was sent along; keeps the data that stays the same each time.
 
     Args:
         arenas: every rank's arena, by rank.
-        budget: for views of everybody's places.
-        entry: which entry.
+        budget: the limit of kept views of the members' places.
+        entry: the entry.
         kernels: name of the kernels that understand this rank's buffers.
 
     Attributes:
@@ -68,7 +68,7 @@ class Plan:
             for spec in request.tensors:
                 scaled = factor_on_send(request, spec, response.divisor) != 1.0
                 how = left_to_reduce(request, spec, response.divisor)
-                # Reading back what this rank has sent doubles the time. In place, the result
+                # Reading back the copy that this rank has sent doubles the time. In place, the result
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
@@ -116,7 +116,7 @@ class Plan:
         return [[src[part] for src, part in zip(srcs, parts, strict=True)] for srcs, parts in both]
 
     def _input(self, work: Work, index: int) -> Buffer:
-        """Return of this rank's own tensor what this rank takes."""
+        """Return the part of this rank's own tensor that it takes itself."""
         return work.inputs[index][self._taken[index][self._entry.me]] if self._taken else work.inputs[index]
 
     def forget(self) -> None:
@@ -175,7 +175,7 @@ class Plan:
                 reduce(out, srcs)
 
     def _nothing(self, work: Work, offsets: tuple[int, ...]) -> None:
-        """Everybody has come: that is all a barrier is for."""
+        """Do nothing: all members have come, which is the purpose of a barrier."""
 
     def _learn(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         response = self._entry.response
@@ -196,7 +196,7 @@ class Plan:
 
 
 def _own(views: list[list[Buffer]]) -> list[list[Buffer]]:
-    """Return copies: to what is kept this rank's own tensor must not be added."""
+    """Return copies, because this rank's own tensor must not be added to the kept lists."""
     return [row.copy() for row in views]
 
 

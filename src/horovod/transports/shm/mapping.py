@@ -1,9 +1,9 @@
-"""Memory that all ranks of the host have mapped, and what forked children of a rank see of it.
+"""Memory that all ranks of the host have mapped, and the copy of it that forked children of a rank see.
 
-Nothing stays shared with a forked child: a child that wrote to the memory of its parent would change what all ranks
-compute with, and a checkpoint written by a child would change while the parent trains. So the parent copies its live
-tensors before the fork, and the child has the copies in the place of the tensors. All else becomes empty memory of
-the child, in the same place, so that objects made over it can be taken apart as before.
+Nothing stays shared with a forked child: a child that wrote to the memory of its parent would change the data of all
+ranks, and a checkpoint written by a child would change while the parent trains. So the parent copies its live
+tensors before the fork, and the child has the copies in the place of the tensors. All other memory becomes empty
+memory of the child, in the same place, so that objects over it can be destroyed as before.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def map_shared(fd: int, nbytes: int, offset: int = 0, live: dict[int, int] | Non
     """Map a memfd for this process, and for no child that it forks.
 
     Args:
-        fd: stays the caller's.
-        nbytes: how much of it.
-        offset: where that begins.
+        fd: the memfd; stays the caller's.
+        nbytes: number of bytes to map.
+        offset: the first of these bytes.
         live: bytes that a forked child gets a copy of: length by start, which is a multiple of the page size. The
             caller changes it as tensors come and go.
 
@@ -77,15 +77,15 @@ def map_shared(fd: int, nbytes: int, offset: int = 0, live: dict[int, int] | Non
 
 
 def unmap(memory: mmap.mmap) -> None:
-    """Give a mapping back; while there are tensors in it, that happens with the last one."""
+    """Unmap memory; if tensors still lie in it, the end of the last one unmaps it."""
     with contextlib.suppress(BufferError):
         memory.close()
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have memory cleared that nobody has touched yet; all pages at once cost less than one fault for each of them."""
+    """Clear memory that was never touched: all pages at once cost less than one fault for each of them."""
     if _madvise is not None:
-        # A kernel that does not know how leaves it to the faults.
+        # A kernel that does not support this leaves it to the faults.
         _madvise(address, nbytes, _POPULATE_WRITE)
 
 
@@ -126,7 +126,7 @@ class _Mapping:
             _munmap(copy, size)
 
     def leave_to_parent(self) -> None:
-        """Replace the mapping by memory of this child's own, with the copies in it."""
+        """Replace the mapping by private memory of this child, with the copies in it."""
         copies = self._copies.get(threading.get_ident())
         if copies is None:
             # No memory for the copies: leave the pages readable only.
@@ -156,7 +156,7 @@ def _after_fork_in_child() -> None:
     for mapping in _mapped:
         if mapping.is_there():
             mapping.leave_to_parent()
-    # A child of this child copies what is private already.
+    # This child's memory is private now, so its own children need no copies.
     _mapped.clear()
 
 
@@ -168,7 +168,7 @@ def _refused(what: str, error: Exception) -> InitError:
 def _function(name: str, *arguments: Any, library: type[ctypes.CDLL] = ctypes.PyDLL) -> Any:
     try:
         function = getattr(library(None), name)
-    except (AttributeError, OSError):  # no Linux, where there is only one rank
+    except (AttributeError, OSError):  # this is not Linux, so there is only one rank
         return None
     function.argtypes, function.restype = arguments, ctypes.c_void_p
     return function
@@ -181,7 +181,7 @@ _mremap = _function("mremap", ctypes.c_void_p, _size, _size, ctypes.c_int, ctype
 _mprotect = _function("mprotect", ctypes.c_void_p, _size, ctypes.c_int)
 # madvise takes long, so it releases the interpreter.
 _madvise = _function("madvise", ctypes.c_void_p, _size, ctypes.c_int, library=ctypes.CDLL)
-# Keeps the interpreter: no other thread of Python begins to write meanwhile.
+# This call keeps the interpreter: no other Python thread begins to write meanwhile.
 _memmove = _function("memmove", ctypes.c_void_p, ctypes.c_void_p, _size)
 _FAILED = ctypes.c_void_p(-1).value
 

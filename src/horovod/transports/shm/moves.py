@@ -20,7 +20,7 @@ _ALIGN = 64
 
 
 def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Concatenate every member's rows; return whether others may still write theirs."""
+    """Concatenate every member's rows; return whether other members may still write theirs."""
     members, me = entry.response.members, entry.me
     plan: _Gathered = entry.cache.get("gather", lambda: _rows(entry))
     inputs = [source.reshape(-1) for source in work.inputs]
@@ -32,7 +32,7 @@ def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool
             copy(output[own.rows], source)
         found = find_results(staging, sequence, entry)
         if found is not None:
-            # Not all to the same one at the same time.
+            # Begin with the next member, so that not all write to the same one at the same time.
             for i in (*range(me + 1, len(members)), *range(me)):
                 view = staging.arenas[members[i]].view
                 for place, source, own in zip(found[i], inputs, plan.own, strict=True):
@@ -47,7 +47,7 @@ def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool
 
 
 class _Part(NamedTuple):
-    """A part of a tensor that a rank writes to a result: which elements of either, and from which byte on."""
+    """A part of a tensor that a rank writes to a result: its elements, its first byte there, and its shape."""
 
     dtype: str
     rows: slice
@@ -56,7 +56,7 @@ class _Part(NamedTuple):
 
 
 class _Gathered(NamedTuple):
-    """By tensor: how many elements each member has, where they go, the shape of the whole, and this rank's own part."""
+    """By tensor: each member's number of elements, their start, the shape of the whole, and this rank's own part."""
 
     is_direct: bool
     counts: list[list[int]]
@@ -80,7 +80,7 @@ def _rows(entry: Entry) -> _Gathered:
 
 
 def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Copy the root's tensors to everybody."""
+    """Copy the root's tensors to all members."""
     response = entry.response
     root = response.members.index(response.requests[0].root)
     counts, starts, outputs, inputs = [], [], [], []
@@ -109,7 +109,7 @@ def _spread(
     copy_own: bool = True,
     phase: int = 0,
 ) -> None:
-    """Everybody shows its ``counts`` elements to all; they land at ``starts`` of each output."""
+    """Show the ``counts`` elements of each member to all; they go to ``starts`` of each output."""
     members, copy = entry.response.members, kernels_named(work.kernels).copy
     dtypes = [spec.dtype for spec in entry.response.requests[0].tensors]
     steps = [CHUNK_BYTES // ITEMSIZE[dtype] for dtype in dtypes]
@@ -129,7 +129,7 @@ def _spread(
             if low >= high or (i == entry.me and not copy_own):
                 continue
             if i == entry.me:
-                # Quicker than to read back what this rank has just put into the buffer.
+                # This is quicker than reading back the data that this rank has just put into the buffer.
                 shown = inputs[index][low:high]  # type: ignore[index]
             else:
                 shown = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
@@ -140,7 +140,7 @@ def _spread(
 
 
 def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Send the i-th split of this rank's rows to the i-th member; return whether others may still write theirs."""
+    """Send the i-th split of this rank's rows to the i-th member; return whether members may still write theirs."""
     members, me = entry.response.members, entry.me
     plan: _Exchanged = entry.cache.get("exchange", lambda: _splits(entry))
     source = work.inputs[0].reshape(-1)
@@ -151,7 +151,7 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
         copy(output[plan.own], source[plan.parts[me].rows])
         found = find_results(staging, sequence, entry)
         if found is not None:
-            # Not all to the same one at the same time.
+            # Begin with the next member, so that not all write to the same one at the same time.
             for i in (*range(me + 1, len(members)), *range(me)):
                 part = plan.parts[i]
                 if part.shape[0]:
@@ -167,7 +167,7 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
 
 
 class _Exchanged(NamedTuple):
-    """The shape of this rank's result and elements of a row, its own part of that, and what it gives to each member."""
+    """The shape of this rank's result, elements of a row, its own part of the result, and the part for each member."""
 
     is_direct: bool
     shape: tuple[int, ...]
@@ -192,7 +192,7 @@ def _splits(entry: Entry) -> _Exchanged:
 def _exchange(
     staging: Staging, sequence: int, entry: Entry, work: Work, row: int, source: Buffer, output: Buffer, phase: int
 ) -> None:
-    """Do the same through the staging buffers."""
+    """Do the alltoall through the staging buffers."""
     copy, members, me, matrix = kernels_named(work.kernels).copy, entry.response.members, entry.me, entry.splits
     parts, dtype = len(members), entry.response.requests[0].tensors[0].dtype
     received = [splits[me] for splits in matrix]

@@ -1,4 +1,4 @@
-"""Allreduce of what lies in the arena, and reducescatter, there and elsewhere.
+"""Allreduce of tensors in the arena, and reducescatter of tensors in the arena and elsewhere.
 
 Every element is reduced by one rank (or, where all ranks reduce, in one order), so all ranks see the same
 bits.
@@ -25,7 +25,7 @@ _ALIGN = 64
 
 
 def lives_in_arena(entry: Entry) -> bool:
-    """Whether every member's every tensor is to be reduced where it lies."""
+    """Whether all tensors of all members lie in arenas, and are to be reduced there."""
     return all(is_placed(request) for request in entry.response.requests)
 
 
@@ -88,7 +88,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
 
 
 def _blocks(staging: Staging, entry: Entry, kernels: str, places: Sequence[tuple[int, ...]]) -> list[_Block]:
-    """Return what this rank reduces of tensors that lie, in the order of members, at ``places`` in their arenas."""
+    """Return the blocks that this rank reduces; the tensors lie, by member, at ``places`` in the arenas."""
     response, library = entry.response, kernels_named(kernels)
     first = response.requests[0]
     members = response.members
@@ -115,7 +115,7 @@ def _blocks(staging: Staging, entry: Entry, kernels: str, places: Sequence[tuple
 
 
 def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Reduce, and leave each rank its own rows; return whether others may still read this rank's."""
+    """Reduce, and leave each rank its own rows; return whether other members may still read this rank's tensor."""
     if lives_in_arena(entry):
         for index, rows in enumerate(entry.cache.get("arena", lambda: _own_rows(staging, entry, work.kernels))):
             output = work.allocate(index, rows.shape).reshape(-1)
@@ -127,7 +127,7 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
 
 
 class _Rows(NamedTuple):
-    """The rows of a tensor that are this rank's, and everybody's values of them where they lie."""
+    """This rank's rows of a tensor, and all members' values of these rows in the arenas."""
 
     reduce: Reducer
     shape: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Views and plans that are kept from one execution to the next, and for how long.
+"""Keeps views and plans from one execution to the next.
 
-To make arrays over the arenas, and to plan with them, takes longer than to move little data. So both are kept for what
-comes again; and only for that, since batches whose lengths never repeat would fill memory with what nobody needs: the
-first time nothing is kept. The cache is bounded: when it is full, all of it is dropped, and entries in use come
+Making arrays over the arenas, and planning with them, takes longer than moving little data. So both are kept for
+operations that recur, and only for these: batches whose lengths never repeat would fill memory with useless views. So
+the first execution keeps nothing. The cache is bounded: when it is full, all of it is dropped, and entries in use come
 back.
 """
 
@@ -30,10 +30,10 @@ class CacheHolder(Protocol):
 
 
 class Budget:
-    """How many views all keepers of a process may hold together.
+    """Limits the views that all keepers of a process hold together.
 
     Args:
-        most: that many.
+        most: maximum number of views.
     """
 
     def __init__(self, most: int = _MOST_VIEWS) -> None:
@@ -43,7 +43,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def charge(self, keeper: CacheHolder, count: int) -> None:
-        """Take note that ``keeper`` is going to keep ``count`` more."""
+        """Note that ``keeper`` is going to keep ``count`` more views."""
         with self._lock:
             self._count += count
             if self._count > self._most:
@@ -58,10 +58,10 @@ class Recurring:
     """Values that are made at every use until their key comes for the second time; then they are kept.
 
     Args:
-        most: how many are kept at most.
+        most: maximum number of kept values.
 
     Attributes:
-        kept: those that are kept; ``get`` also makes what is not.
+        kept: the kept values; ``get`` also makes the missing ones.
     """
 
     __slots__ = ("__weakref__", "_most", "_seen", "kept")

@@ -88,7 +88,7 @@ class RecordWriter:
         return done
 
     def flush(self) -> bool:
-        """Write what waits in the backlog, as far as there is room; True when nothing waits any more."""
+        """Write the records in the backlog, as far as there is room; return whether the backlog is empty."""
         waiting, self.backlog = self.backlog, collections.deque()
         while waiting and self.put(*waiting[0]):
             waiting.popleft()
@@ -96,7 +96,7 @@ class RecordWriter:
         return not waiting
 
     def forget(self, tail: int) -> None:
-        """Wait no more for the reader whose tail this is."""
+        """Stop waiting for the reader with this tail."""
         self._tails = [other for other in self._tails if other != tail]
 
 

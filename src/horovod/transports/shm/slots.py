@@ -1,4 +1,4 @@
-"""Slots of inline messages: a ring buffer at the front of the arena; which are free, and how they are filled."""
+"""Slots of inline messages in a ring buffer at the front of the arena: how they are allocated and filled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _places_of(nbytes: int) -> int:
 
 
 def most_views(nbytes: int) -> int:
-    """Return of how many places to keep views, for data of ``nbytes``."""
+    """Return the number of places whose views are kept, for data of ``nbytes``."""
     return 2 * _places_of(nbytes)
 
 
@@ -42,21 +42,21 @@ _SCALED_BYTES = 16 << 10
 
 
 def factor_on_send(request: Request, spec: TensorSpec, members: int) -> float:
-    """Return by what each rank multiplies a tensor as it sends it; then what remains is a plain sum."""
+    """Return the factor that each rank applies to a tensor as it sends it; unless it is 1, a plain sum remains."""
     if not is_reduction(request.kind) or spec.nbytes > _SCALED_BYTES:
         return 1.0
     return scale_on_entry(spec.dtype, request.op, request.prescale, request.postscale, members)
 
 
 def left_to_reduce(request: Request, spec: TensorSpec, divisor: int) -> tuple[ReduceOp, float, float, int]:
-    """Return reduction, factors before and after it, and divisor of what ``factor_on_send`` has left to do."""
+    """Return the reduction that remains after ``factor_on_send``, factors before and after it, and the divisor."""
     if factor_on_send(request, spec, divisor) != 1.0:
         return ReduceOp.SUM, 1.0, 1.0, 1
     return request.op, request.prescale, request.postscale, divisor
 
 
 def padded(nbytes: int) -> int:
-    """Return how much of a place a tensor takes."""
+    """Return the bytes that a tensor takes of a place."""
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
@@ -64,18 +64,18 @@ class Sender:
     """Sends the data of one kind of request inline.
 
     Args:
-        arena: this rank's.
-        budget: for views of its slots.
+        arena: this rank's arena.
+        budget: the limit of kept views of its slots.
         rank: this rank.
         kernels: name of the kernels that understand the buffers.
-        request: as every submission of it.
+        request: the request, the same for every submission.
         members: number of ranks of the process set.
 
     Attributes:
-        nbytes: of one submission, including what alignment costs.
+        nbytes: bytes of one submission, including alignment.
         is_large: whether a library may spread a tensor of it over several threads.
         step: its places are multiples of this many bytes, so that there are few of them.
-        rotation: bytes through which it moves while there is no need for more.
+        rotation: bytes through which its places rotate while no more are needed.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class StagingSlot(msgspec.Struct, eq=False):
     Attributes:
         start: its place.
         readers: ranks that may still read it, until their flag reaches ``fence``.
-        fence: flag value that frees the place; 0 while nobody has executed it.
+        fence: flag value that frees the place; 0 until the submission is executed.
     """
 
     start: int
@@ -140,10 +140,10 @@ class StagingSlot(msgspec.Struct, eq=False):
 
 
 class SlotRing:
-    """Which places at the front of this rank's arena are taken; a ring, in the order of submission.
+    """The taken places at the front of this rank's arena; a ring, in the order of submission.
 
     Args:
-        flags: tell who has read what.
+        flags: tell which ranks have read which places.
     """
 
     def __init__(self, flags: Flags) -> None:
@@ -157,7 +157,7 @@ class SlotRing:
         start = self._next + -self._next % sender.step
         end = start + sender.nbytes
         if taken and taken[0].start < self._next and end <= sender.rotation:
-            # There is room behind the last slot: no need yet to look who has read what.
+            # There is room behind the last slot, so no check of the readers is needed yet.
             self._next = end
             work.slot = slot = StagingSlot(start)
             taken.append(slot)
@@ -182,7 +182,7 @@ class SlotRing:
         return start
 
     def _free(self) -> None:
-        """Give up the places that nobody reads any more, from the oldest on."""
+        """Free the places that no rank reads any more, from the oldest on."""
         taken, reached = self._taken, self._flags.reached
         passed_readers: tuple[int, ...] | None = None
         passed = 0
@@ -191,8 +191,8 @@ class SlotRing:
             fence = oldest.fence
             if not fence:
                 return
-            # Flags only grow: who has passed a later fence has passed those before it. Of the last one they may still
-            # be reading, who take turns with this rank.
+            # Flags only grow: a rank that has passed a later fence has passed those before it. Also try the place
+            # before the last: ranks that take turns with this one may still be reading the last place.
             if fence > passed or oldest.readers is not passed_readers:
                 passed_readers = readers = oldest.readers
                 for later in (taken[-1], taken[-2 if len(taken) > 1 else -1], oldest):

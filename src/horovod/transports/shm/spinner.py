@@ -1,4 +1,4 @@
-"""How often to look before going to sleep."""
+"""Looks for an event for a while before going to sleep."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Callable
 __all__ = ["Spinner"]
 
 _TURNS = 300
-#: After so many waits in which eager looks were in vain, they are tried every so often only.
+#: After this many waits with useless eager looks, only every _RETRY-th wait tries them.
 _TRIES, _RETRY = 4, 16
 #: Waking a sleeper takes up to a quarter of a millisecond on virtual machines, and some microseconds elsewhere.
 _POLITE_S = 0.0005
 
 
 class Spinner:
-    """Looks eagerly first, for a peer that runs beside this rank; then politely, giving the core away between looks.
+    """Looks eagerly first, for a peer that runs beside this rank; then politely, yielding the core between looks.
 
     Eager looks keep a peer from running if it needs this core, because ranks share cores or another program has taken
-    the peer's. Polite looks cost nobody anything but a switch; they do not come first because another program would
-    keep the core for some milliseconds.
+    the peer's core. Polite looks cost only a switch; they do not come first because another program would keep the
+    core for some milliseconds.
 
     Args:
         crowded: whether ranks share cores, so that eager looks are of no use at all.
-        polite: whether to look politely. Not in jobs of several hosts with few cores: what is waited for comes through
-            several threads of each rank there, and a core that is given away comes back before they had it.
+        polite: whether to look politely. False in jobs of several hosts with few cores: there, awaited data comes
+            through several threads of each rank, and a yielded core comes back before they had it.
     """
 
     def __init__(self, crowded: bool, polite: bool = True) -> None:

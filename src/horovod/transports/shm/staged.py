@@ -1,4 +1,4 @@
-"""Allreduce of ordinary tensors: they pass in chunks through the staging buffers.
+"""Allreduce of ordinary tensors, which pass in chunks through the staging buffers.
 
 For two ranks it is cheapest that both read everything; for more, rank k reduces the k-th part of each chunk and the
 others collect it.
@@ -27,7 +27,7 @@ _KNOWN_ROUNDS = 256
 
 
 class _Layout:
-    """How the tensors of one or several entries lie end to end; each entry may be of another array library."""
+    """The tensors of one or several entries, laid end to end; entries may use different array libraries."""
 
     def __init__(self, batch: Sequence[tuple[Entry, Work]]) -> None:
         self.dtypes: list[str] = []
@@ -68,12 +68,12 @@ def allreduce_staged(
 
     Args:
         staging: the staging buffers.
-        sequence: of the log entry.
+        sequence: number of the log entry.
         batch: the works.
         phase: how many phases of the entry are over.
     """
     entry, _ = batch[0]
-    # Fused works meet by chance; what passes alone may come again.
+    # Fused works meet by chance, so only the layout of a single work, which may come again, is kept.
     layout = _Layout(batch) if len(batch) > 1 else entry.cache.get("staged", lambda: _Layout(batch))
     inputs, outputs = [], []
     for one, work in batch:
@@ -139,7 +139,7 @@ def _read_all(
 class _Shares(NamedTuple):
     """The work of a rank in one round: pieces and their places in the staging buffers.
 
-    The buffers that it fills hold what others reduce; of the sources that it reduces its own is its input.
+    It fills the buffers with data that other ranks reduce; when it reduces, its own source is its input.
     """
 
     fill: list[tuple[int, int, int, Buffer]]

@@ -1,7 +1,7 @@
 """Chunked passage of ordinary tensors through the staging buffers, without a barrier per chunk.
 
-Four buffers per rank. In round c a rank fills the buffer of round c+1, says so, waits until all have filled
-round c, and reads that. Filling round c+1 overwrites round c-3: a peer says "c-1 is filled" only after it
+Four buffers per rank. In round c a rank fills the buffer of round c+1, announces it, waits until all have filled
+round c, and reads round c. Filling round c+1 overwrites round c-3: a peer announces "c-1 is filled" only after it
 has read c-3, and this rank waited for that in its own round c-1. So no reader is ever overtaken.
 """
 
@@ -24,17 +24,17 @@ Step = Callable[[int, int], None]
 
 
 class Staging:
-    """The staging buffers of all ranks, and what else a collective needs to use them.
+    """The staging buffers of all ranks, and the tools that a collective needs to use them.
 
     Args:
-        flags: how far everybody is.
+        flags: the progress of all ranks.
         arenas: by rank; the buffers lie at the same offset in each.
         results: lends memory to results.
 
     Attributes:
         rank: this rank.
         arena: this rank's arena.
-        budget: for the views of what is done again and again.
+        budget: the limit of kept views of recurring operations.
         results: lends memory to results.
     """
 
@@ -51,15 +51,15 @@ class Staging:
         """Run ``count`` rounds.
 
         Args:
-            sequence: of the log entry.
-            members: who takes part.
+            sequence: number of the log entry.
+            members: the ranks that take part.
             count: number of rounds.
             fill: ``fill(round, offset)`` writes this rank's part to its own buffer at ``offset``.
-            drain: ``drain(round, offset)`` reads everybody's part at ``offset``.
-            phase: how many phases of the entry are over; more than none when rounds follow rounds.
+            drain: ``drain(round, offset)`` reads all members' parts at ``offset``.
+            phase: how many phases of the entry are over; more than 0 when rounds follow rounds.
 
         Returns:
-            The same for what follows.
+            How many phases of the entry are over after these rounds.
         """
         if not count:
             # The tensors are empty everywhere: this rank must not wait for itself.
@@ -81,23 +81,23 @@ class Staging:
         if not phase:
             self.reserve(sequence, members)
             return base
-        # Everybody must have read what the phases before left in the buffers.
+        # All members must have read the data of the earlier phases in the buffers.
         self.flags.post(base + 1, members)
         self.flags.wait(members, base + 1)
         return base + 1
 
     @property
     def exchange_bytes(self) -> int:
-        """How much passes in a round of ``exchange``; the same for all ranks."""
+        """Bytes that pass in a round of ``exchange``; the same for all ranks."""
         return STAGING_BYTES if self.flags.control.has_large_rounds else CHUNK_BYTES
 
     def exchange(
         self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step, phase: int = 0
     ) -> None:
-        """Run ``count`` rounds of two steps each: after ``reduce`` everybody's result can be read in ``collect``.
+        """Run ``count`` rounds of two steps each: after ``reduce``, all results can be read in ``collect``.
 
-        Three buffers would do: everybody has collected round c-2 when it says that c-1 is reduced. Where ranks
-        share cores, there is one large buffer instead: to fill one ahead is of no use then, to meet seldom is.
+        Three buffers would do: a rank has collected round c-2 when it announces that c-1 is reduced. If ranks
+        share cores, there is one large buffer instead: then filling one ahead is useless, but meeting seldom helps.
         """
         flags, base = self.flags, self._begin(sequence, members, phase)
         if self.flags.control.has_large_rounds:
@@ -130,7 +130,7 @@ class Staging:
                     flags.wait(members, base + step)
 
     def reserve(self, sequence: int, members: Sequence[int]) -> None:
-        """Wait until those who read the buffers last are through with them."""
+        """Wait until the last readers of the buffers have finished."""
         readers, value = self._last
         self.flags.wait(readers, value)
         self._last = (members, sequence << PHASE_BITS | DONE)

@@ -6,7 +6,7 @@ Four ways for an allreduce, chosen by where the data lies:
              them and reduces by itself: no further synchronisation at all
     arena    tensors that live in the arena: rank r reduces its 1/n slice over all arenas, block by block
              in cache, and writes it to all; one synchronisation, 2N bytes of memory traffic per rank
-    direct   of two ranks each reduces one half and writes it to both results, which are new and lie in the arena;
+    direct   each of two ranks reduces one half and writes it to both results, which are new and lie in the arena;
              allgather and alltoall write to the results of all in the same way
     staged   ordinary tensors pass in chunks through staging buffers, filled one chunk ahead
 """
@@ -38,10 +38,10 @@ __all__ = ["Runner", "ShmTransport", "inline_limit"]
 
 _logger = logging.getLogger("horovod")
 
-#: Above this, what lies in the arena is better reduced there; later where ranks share cores, since that takes one
-#: more meeting of theirs.
+#: Above this size, tensors in the arena are better reduced there; the limit is higher if ranks share cores, since that
+#: takes one more meeting.
 _ARENA_BYTES, _CROWDED_ARENA_BYTES = 4 << 10, 64 << 10
-#: From here on, two ranks that reduce into new tensors gain more by each reducing one half than they lose by meeting.
+#: From this size on, two ranks with new result tensors gain more by reducing one half each than they lose by meeting.
 _FRESH_BYTES = LEAST_BYTES
 
 
@@ -53,7 +53,7 @@ def inline_limit(size: int, kind: Kind) -> int:
 
 
 #: Executes this rank's part of one work. Takes the staging buffers, the number of the log entry, the entry, the work;
-#: returns whether the outputs are there only when all members have done their part.
+#: returns whether the outputs are complete only after all members have done their part.
 Runner = Callable[[Staging, int, Entry, Work], bool]
 
 
@@ -66,7 +66,7 @@ class ShmTransport:
         watch: asked while waiting for a rank.
 
     Attributes:
-        runners: what executes an entry of one work whose data was not sent inline, by kind; others may add to it.
+        runners: by kind, the function that executes an entry of one work whose data was not sent inline; extensible.
     """
 
     name = "shm"
@@ -94,7 +94,7 @@ class ShmTransport:
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return False: all is in host memory."""
+        """Return False: tensors must be in host memory."""
         return False
 
     def allocate(self, nbytes: int) -> Any:
@@ -102,12 +102,12 @@ class ShmTransport:
         return self.arena.allocate(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return the offsets in this rank's arena; nothing unless all lie there."""
+        """Return the offsets in this rank's arena; empty unless all lie there."""
         offsets = tuple(map(self.arena.offset_of, addresses))
         return () if -1 in offsets else offsets
 
     def fuse_class(self, request: Request) -> str:
-        """Return how an allreduce is computed that passes through staging buffers; in the arena nothing is copied."""
+        """Return the class of an allreduce through staging buffers; empty in the arena, where nothing is copied."""
         dtypes = {spec.dtype for spec in request.tensors}
         if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
             return ""
@@ -116,7 +116,7 @@ class ShmTransport:
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Sender | None:
-        """Return what it takes to send the data along; None for what is too large or not on the host."""
+        """Return the sender of the request's data; None if the data is too large or not in host memory."""
         if request.kind not in ROUTINES or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
@@ -155,12 +155,12 @@ class ShmTransport:
         for _, work in batch:
             if work.slot is not None:
                 work.slot.readers, work.slot.fence = members, done
-        # Nobody waits until the others have read an inline message.
+        # No rank waits until the others have read an inline message.
         self.control.post(done, () if notes else members)
         return done if unsettled else 0
 
     def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> bool:
-        """Do this rank's part; return whether the others may not be through with theirs."""
+        """Do this rank's part; return whether other members may not have finished theirs."""
         entry, work = batch[0]
         if entry.cache is None:
             entry.cache = Recurring()
@@ -183,7 +183,7 @@ class ShmTransport:
         if threads == 1:
             return False
         if not self.is_awaited:
-            # While the caller computes, one core is what it can spare at most.
+            # While the caller computes, it can spare one core at most.
             return True
         control = self.control
         if threads <= control.share:
@@ -203,12 +203,12 @@ class ShmTransport:
         return self.flags.reached(members, fence)
 
     def skip(self, work: Work) -> None:
-        """Free the slot of an inline message that nobody will read."""
+        """Free the slot of an inline message that no rank will read."""
         if work.slot is not None:
             work.slot.readers, work.slot.fence = (), 1
 
     def rest(self) -> None:
-        """Give back memory of results that are gone."""
+        """Release memory of results that are gone."""
         self.results.rest()
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class ShmTransport:
 
 
 def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Reduce; return whether the others may not be through yet."""
+    """Reduce; return whether other members may not have finished yet."""
     if entry.response.requests[0].op is ReduceOp.ADASUM:
         adasum.allreduce_adasum(staging, sequence, entry, work)
     elif reductions.lives_in_arena(entry):
@@ -235,5 +235,5 @@ def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> boo
 
 
 def _barrier(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Do nothing: the log entry itself proves that everybody has come."""
+    """Do nothing: the log entry itself proves that all members have come."""
     return False

@@ -1,4 +1,4 @@
-"""Estimators in graphs of TensorFlow 1, which TensorFlow itself no longer has."""
+"""Estimators in graphs of TensorFlow 1; TensorFlow itself no longer has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of variables that workers hold together: worker 0 writes, all take part."""
+"""Checkpoints of variables that all workers share: worker 0 writes, and all take part."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class _Combined(saver_lib.BaseSaverBuilder.SaveableObject):
 
 
 class TrainingState:
-    """All variables of the graph that is being built, and how they get from and to files.
+    """All variables of the graph under construction, with their saving and restoring.
 
     Args:
-        strategy: of the variables, or None.
-        keep_max: how many checkpoints are kept.
-        keep_every_n_hours: of these one is kept for ever.
+        strategy: strategy of the variables, or None.
+        keep_max: maximum number of checkpoints to keep.
+        keep_every_n_hours: one checkpoint per this many hours is kept for ever.
     """
 
     def __init__(self, strategy: Any, keep_max: int, keep_every_n_hours: float) -> None:
@@ -67,11 +67,11 @@ class TrainingState:
                 self.same_everywhere = tf.group(*[_same(parts(v), collectives) for v in variables])
 
     def start(self, session: Any, model_dir: str | None) -> None:
-        """Give the variables of all workers worker 0's values.
+        """Copy worker 0's values to the variables of all workers.
 
         Args:
-            session: where the variables are initialised.
-            model_dir: of worker 0, whose newest checkpoint is restored; None elsewhere.
+            session: session in which the variables are initialised.
+            model_dir: folder on worker 0 whose newest checkpoint is restored; None on other workers.
         """
         newest = tf.train.latest_checkpoint(model_dir) if model_dir else None
         if newest:
@@ -80,14 +80,14 @@ class TrainingState:
 
 
 def _same(held: Sequence[Any], collectives: Any) -> Any:
-    """Return an operation that gives all parts of a variable the value of worker 0's first."""
+    """Return an operation that copies worker 0's first part of a variable to all parts."""
     first = held[0].read_value()
     value = collectives.broadcast(first) if collectives.size > 1 else first
     return tf.group(*[part.assign(value, read_value=False) for part in held])
 
 
 def _whole(variables: Sequence[Any]) -> list[Any]:
-    """Leave out variables that are this worker's part of another variable."""
+    """Return the variables without those that are parts of another variable."""
     inside = {id(part) for v in variables if isinstance(v, values.DistributedVariable) for part in parts(v)}
     return [v for v in variables if id(v) not in inside]
 
@@ -97,16 +97,16 @@ def _is_on_read(variable: Any) -> bool:
 
 
 class CheckpointHook(tf.compat.v1.train.SessionRunHook):
-    """Writes checkpoints on worker 0, while the others take part in what is combined for them.
+    """Writes checkpoints on worker 0; the other workers take part in the collectives for them.
 
     Args:
-        state: what is saved.
-        model_dir: where to.
+        state: state to save.
+        model_dir: target folder.
         is_chief: whether this worker writes.
-        steps: between two checkpoints, or None.
-        secs: between two checkpoints, or None.
+        steps: steps between two checkpoints, or None.
+        secs: seconds between two checkpoints, or None.
         listeners: called at every checkpoint, on worker 0.
-        collectives: of the workers, or None; they agree on the time.
+        collectives: collectives of the workers, or None; with them the workers agree on the time.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
         self._saved_at = time.monotonic()
         self._asked: Any = None
         self._due: Any = None
-        # A time comes on one worker first: where all take part, worker 0 says when.
+        # Clocks differ between workers: if all take part, worker 0 decides the time.
         if secs is not None and collectives is not None and collectives.size > 1 and state.reads:
             with tf.name_scope("checkpoint_due"), tf.device(collectives.host):
                 self._asked = v1.placeholder(tf.int32, [])
                 self._due = collectives.broadcast(tf.identity(self._asked))
 
     def begin(self) -> None:
-        """Note the global step, and begin the listeners."""
+        """Look up the global step, and begin the listeners."""
         self._global_step = v1.train.get_global_step()
         for listener in self._listeners:
             listener.begin()
@@ -147,7 +147,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
         self._save(session, session.run(self._global_step))
 
     def before_run(self, run_context: Any) -> Any:
-        """Ask for the step, and whether it is time."""
+        """Request the step, and whether a checkpoint is due."""
         fetches = {"step": self._global_step}
         if self._asked is None:
             return v1.train.SessionRunArgs(fetches)
@@ -157,7 +157,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
         return self._secs is not None and time.monotonic() - self._saved_at >= self._secs
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Write a checkpoint if it is time."""
+        """Write a checkpoint if it is due."""
         # Values fetched together with the step may be older than it.
         step = run_context.session.run(self._global_step)
         if self._steps:

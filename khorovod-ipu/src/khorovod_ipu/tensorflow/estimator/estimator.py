@@ -1,4 +1,4 @@
-"""The Estimator: a model function, a folder, and how to run it."""
+"""The Estimator: a model function, a folder and a configuration."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class IPUEstimator:
     Args:
         model_fn: called with features and, as far as it declares them, labels, mode, params and config; returns an
             IPUEstimatorSpec or an EstimatorSpec.
-        model_dir: where checkpoints and summaries are; may stand in ``config``.
-        config: how to run.
-        params: hyperparameters, handed to the model function and to input functions.
-        warm_start_from: a checkpoint, or a folder of them, whose values the variables begin with.
-        train_batch_size: of all workers together; each one's part arrives in ``params["batch_size"]``.
-        eval_batch_size: of evaluate().
-        predict_batch_size: of predict().
+        model_dir: folder of checkpoints and summaries; may be set in ``config`` instead.
+        config: configuration of the runs.
+        params: hyperparameters for the model function and input functions.
+        warm_start_from: a checkpoint, or a folder of checkpoints, with the initial values of the variables.
+        train_batch_size: batch size of all workers together; ``params["batch_size"]`` is one worker's part.
+        eval_batch_size: batch size of evaluate().
+        predict_batch_size: batch size of predict().
 
     Raises:
         TypeError: ``config`` is no RunConfig.
@@ -108,16 +108,16 @@ class IPUEstimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> IPUEstimator:
-        """Train, from the newest checkpoint of ``model_dir`` on.
+        """Train, starting from the newest checkpoint of ``model_dir``.
 
-        With ``train_distribute`` all workers call it; worker 0's folder counts.
+        With ``train_distribute`` all workers must call it; worker 0's folder is used.
 
         Args:
             input_fn: returns a Dataset of (features, labels); gets mode, params, config and input_context if it
                 declares them.
             hooks: session hooks.
-            steps: how many; None trains until the input ends.
-            max_steps: of all calls together; nothing happens if they are done already.
+            steps: number of steps; None trains until the input ends.
+            max_steps: number of steps of all calls together; nothing happens if they are already done.
             saving_listeners: called at every checkpoint, on worker 0.
 
         Returns:
@@ -146,14 +146,14 @@ class IPUEstimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Evaluate a checkpoint; this worker alone.
+        """Evaluate a checkpoint on this worker only.
 
         Args:
             input_fn: returns a Dataset of (features, labels).
-            steps: batches; None evaluates until the input ends.
+            steps: number of batches; None evaluates until the input ends.
             hooks: session hooks.
-            checkpoint_path: which one; None takes the newest.
-            name: of this evaluation: its summaries are in ``eval_<name>``.
+            checkpoint_path: the checkpoint; None takes the newest.
+            name: name of this evaluation; its summaries are in ``eval_<name>``.
 
         Returns:
             The metrics, ``loss`` and ``global_step``.
@@ -172,14 +172,14 @@ class IPUEstimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yield predictions; this worker alone.
+        """Yield predictions on this worker only.
 
         Args:
-            input_fn: returns a Dataset of features, or of (features, labels), whose labels are left out.
-            predict_keys: which of the predictions; None yields all.
+            input_fn: returns a Dataset of features, or of (features, labels); labels are ignored.
+            predict_keys: keys of the predictions to yield; None yields all.
             hooks: session hooks.
-            checkpoint_path: which checkpoint; None takes the newest.
-            yield_single_examples: one example at a time, not one batch.
+            checkpoint_path: the checkpoint; None takes the newest.
+            yield_single_examples: whether to yield one example at a time, instead of one batch.
 
         Raises:
             ValueError: there is no checkpoint.
@@ -196,14 +196,14 @@ class IPUEstimator:
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> bytes:
-        """Write the predictions as a SavedModel with the signature ``serving_default``; on one worker.
+        """Write the prediction graph as a SavedModel with the signature ``serving_default``; call it on one worker.
 
         Args:
-            export_dir_base: a folder with the time as its name is made in it.
+            export_dir_base: parent folder; the new folder's name is the time.
             serving_input_receiver_fn: returns a ServingInputReceiver.
             assets_extra: accepted if there are none.
-            as_text: write text instead of binary.
-            checkpoint_path: which checkpoint; None takes the newest.
+            as_text: whether to write text instead of binary.
+            checkpoint_path: the checkpoint; None takes the newest.
             experimental_mode: accepted if it is to predict.
 
         Returns:
@@ -211,7 +211,7 @@ class IPUEstimator:
 
         Raises:
             ValueError: there is no checkpoint.
-            NotImplementedError: extra files, or another mode.
+            NotImplementedError: extra files, or a mode other than predict.
         """
         if assets_extra or experimental_mode != ModeKeys.PREDICT:
             raise NotImplementedError("export_saved_model writes predictions, and no extra files beside them")
@@ -237,13 +237,13 @@ class IPUEstimator:
         """Return a variable's value in the newest checkpoint.
 
         Args:
-            name: of the variable.
+            name: name of the variable.
         """
         return tf.train.load_variable(self._newest("look into"), name)
 
 
 def _warmly_started(model_fn: Callable[..., Any], start: Any, resumed: str | None) -> Callable[..., Any]:
-    """Return a model function that begins with another checkpoint's values, unless there is one to resume from."""
+    """Return a model function that starts from another checkpoint's values, unless it resumes from its own."""
 
     @functools.wraps(model_fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``evaluate()`` and ``predict()``: this worker alone, with what a checkpoint has."""
+"""``evaluate()`` and ``predict()``: run on this worker only, from a checkpoint."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def evaluate(
     checkpoint: str | None,
     name: str | None,
 ) -> dict[str, Any]:
-    """Return the metrics, the loss and the step of a checkpoint; with the arguments of ``IPUEstimator.evaluate``."""
+    """Return the metrics, loss and step of a checkpoint; takes the arguments of ``IPUEstimator.evaluate``."""
     with new_graph():
         spec = _called(estimator, input_fn, ModeKeys.EVAL)
         metrics = _metric_ops(spec)
@@ -100,7 +100,7 @@ def predict(
     checkpoint: str | None,
     single: bool,
 ) -> Iterator[Any]:
-    """Yield predictions; with the arguments of ``IPUEstimator.predict``."""
+    """Yield predictions; takes the arguments of ``IPUEstimator.predict``."""
     with new_graph():
         spec = _called(estimator, input_fn, ModeKeys.PREDICT)
         predictions = spec.predictions

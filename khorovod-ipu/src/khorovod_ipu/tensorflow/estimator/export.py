@@ -1,4 +1,4 @@
-"""Exporting what was trained as a SavedModel, and what functions of the user return for it."""
+"""Export of a trained model as a SavedModel, and the result types of the user's functions for it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ServingInputReceiver(NamedTuple):
     """The result of a ``serving_input_receiver_fn``.
 
     Attributes:
-        features: for the model function.
-        receiver_tensors: placeholders that are fed; one, or by name.
+        features: features for the model function.
+        receiver_tensors: placeholders to feed; a single one, or several by name.
         receiver_tensors_alternatives: accepted.
     """
 
@@ -40,10 +40,10 @@ class ServingInputReceiver(NamedTuple):
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Return a function that takes features as they are.
+    """Return a function that takes unserialized features.
 
     Args:
-        features: tensors by name, whose dtypes and shapes count, but for the first dimension.
+        features: tensors by name; only their dtypes and shapes without the first dimension are used.
         default_batch_size: the first dimension; None leaves it open.
     """
 
@@ -63,8 +63,8 @@ def build_parsing_serving_input_receiver_fn(
     """Return a function that takes serialized ``tf.train.Example`` messages.
 
     Args:
-        feature_spec: of ``tf.io.parse_example``.
-        default_batch_size: how many come at once; None leaves it open.
+        feature_spec: feature specification for ``tf.io.parse_example``.
+        default_batch_size: number of messages per batch; None leaves it open.
     """
 
     def receive() -> ServingInputReceiver:
@@ -81,7 +81,7 @@ def _by_name(tensors: Any, name: str) -> dict[str, Any]:
 def export_saved_model(
     estimator: Any, folder: str, receive: Callable[[], ServingInputReceiver], checkpoint: str, as_text: bool
 ) -> bytes:
-    """Write a SavedModel and return its folder; with the arguments of ``IPUEstimator.export_saved_model``."""
+    """Write a SavedModel and return its folder; takes the arguments of ``IPUEstimator.export_saved_model``."""
     with new_graph():
         v1.train.create_global_step()
         receiver = receive()

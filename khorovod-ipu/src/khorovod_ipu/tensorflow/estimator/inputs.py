@@ -1,4 +1,4 @@
-"""From input functions to tensors."""
+"""Conversion of input functions to tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _accepted(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def called(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
-    """Call a function with those of the arguments offered that it has parameters for.
+    """Call a function with the offered arguments for which it has parameters.
 
     Args:
-        function: of a user.
-        args: what it gets in any case.
-        offered: by name.
+        function: function of the user.
+        args: arguments that it always gets.
+        offered: offered arguments by name.
     """
     names = _accepted(function)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values()):
@@ -38,11 +38,11 @@ def batch_size(what: str, size: int | None, workers: int) -> int | None:
 
     Args:
         what: name of the argument, for errors.
-        size: of the whole batch, or None.
-        workers: how many share it.
+        size: size of the whole batch, or None.
+        workers: number of workers that share the batch.
 
     Raises:
-        ValueError: it does not divide.
+        ValueError: the size is not divisible by the number of workers.
     """
     if size is None:
         return None
@@ -60,22 +60,22 @@ def next_batches(
     prefetch_depth: int | None,
     replicas: int = 1,
 ) -> list[tuple[Any, Any]]:
-    """Call an input function and add the operations that get one batch for each replica to the graph.
+    """Call an input function, and add operations to the graph that get one batch per replica.
 
     Args:
         input_fn: returns a Dataset; gets mode, params, config and input_context if it declares them.
         mode: one of ``ModeKeys``.
         params: hyperparameters, with ``batch_size`` if the Estimator was given one.
         config: the RunConfig.
-        input_context: which part of the data this worker should take, or None.
+        input_context: describes this worker's part of the data, or None.
         prefetch_depth: batches to prepare ahead.
-        replicas: of this worker.
+        replicas: number of replicas of this worker.
 
     Returns:
-        Features and labels of each replica; the iterator is initialised with the tables of the graph.
+        Features and labels of each replica; the graph's table initializer initialises the iterator.
 
     Raises:
-        ValueError: it returned something else, or does not take the parameters that it needs.
+        ValueError: ``input_fn`` returned no Dataset, or does not take the parameters that it needs.
     """
     names = _accepted(input_fn)
     takes_params = "params" in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
@@ -91,7 +91,7 @@ def next_batches(
         iterator = v1.data.make_initializable_iterator(dataset.prefetch(prefetch_depth or replicas))
         v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         batches: list[Any] = []
-        for _ in range(replicas):  # one after the other, so that each replica's are the same every time
+        for _ in range(replicas):  # in sequence, so that each replica always gets the same batches
             with tf.control_dependencies([leaf.op for leaf in tf.nest.flatten(batches[-1:], expand_composites=True)]):
                 batches.append(iterator.get_next())
     pairs = [batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, None) for batch in batches]

@@ -1,4 +1,4 @@
-"""Calling a model function, and what of it runs on the host."""
+"""Calls of a model function, and its host part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["call_model", "new_graph", "step_on_host"]
 
 @contextlib.contextmanager
 def new_graph() -> Iterator[None]:
-    """Build a graph whose variables are resources, after ``tf.disable_v2_behavior()`` too."""
+    """Return a context with a new graph that uses resource variables, even after ``tf.disable_v2_behavior()``."""
     with tf.Graph().as_default():
         tf.compat.v1.get_variable_scope().set_use_resource(True)
         yield
@@ -31,7 +31,7 @@ def call_model(
     """Call a model function.
 
     Args:
-        model_fn: of the user; gets labels, mode, params and config if it declares them.
+        model_fn: function of the user; gets labels, mode, params and config if it declares them.
         features: first argument.
         labels: None if the input has none.
         mode: one of ``ModeKeys``.
@@ -39,8 +39,8 @@ def call_model(
         config: the RunConfig.
 
     Raises:
-        TypeError: it returned something else than an IPUEstimatorSpec or an EstimatorSpec.
-        ValueError: it does not take labels, but there are some.
+        TypeError: ``model_fn`` returned neither an IPUEstimatorSpec nor an EstimatorSpec.
+        ValueError: ``model_fn`` does not take labels, but the input has labels.
     """
     parameters = inspect.signature(model_fn).parameters
     if labels is not None and "labels" not in parameters:
@@ -56,7 +56,7 @@ def call_model(
 
 @contextlib.contextmanager
 def _names_of_a_new_graph() -> Iterator[None]:
-    """Let Keras 3 count its names per graph, as Keras 2 does: what was trained must be found where it is evaluated."""
+    """Make Keras 3 count its names per graph, as Keras 2 does: evaluation must find the trained variables by name."""
     state: Any = sys.modules.get("keras.src.backend.common.global_state")
     if state is None:
         yield
@@ -70,13 +70,13 @@ def _names_of_a_new_graph() -> Iterator[None]:
 
 
 def step_on_host(spec: IPUEstimatorSpec, host: str) -> Any:
-    """Add what ``host_call`` does; return the operation that makes the step.
+    """Add the operations of ``host_call``; return the operation that makes the step.
 
-    Every tensor is handed over by an operation of its own, so the host's part of the graph begins with the first one
-    that the device has, while the device computes the others.
+    Each tensor is passed by a separate operation, so the host's part of the graph starts with the first available
+    tensor, while the device computes the others.
 
     Args:
-        spec: what the model function returned.
+        spec: result of the model function.
         host: TensorFlow's name of this worker's processor.
 
     Raises:

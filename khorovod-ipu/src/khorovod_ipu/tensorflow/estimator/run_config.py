@@ -13,13 +13,13 @@ class IPURunConfig:
     """Settings of the device.
 
     Attributes:
-        iterations_per_loop: steps between two times that hooks are called.
-        ipu_options: of ``ipu.utils`` or an ``IPUConfig``; a software device has nothing to be configured.
+        iterations_per_loop: number of steps between two calls of hooks.
+        ipu_options: options from ``ipu.utils``, or an ``IPUConfig``; without effect on a software device.
         compile_summary: accepted; nothing is compiled.
-        num_replicas: accepted if it is 1, or as many as the instance has: PopDistStrategy says how many those are.
-        num_shards: over how many devices the operations of a replica are spread; accepted, as it changes no result.
-        ordinal: which device of the host; they are all software.
-        prefetch_depth: batches that are prepared ahead.
+        num_replicas: accepted if it is 1 or the instance's number of replicas, which PopDistStrategy determines.
+        num_shards: number of devices per replica; accepted, because it changes no result.
+        ordinal: index of the device on the host; all devices are software.
+        prefetch_depth: number of batches to prepare ahead.
     """
 
     iterations_per_loop: int = 1
@@ -42,20 +42,20 @@ class RunConfig:
     """``tf.estimator.RunConfig``, with settings of the device.
 
     Attributes:
-        ipu_run_config: what concerns the device.
-        master: of the session; a strategy over gRPC has its own.
-        model_dir: where checkpoints and summaries are; None makes a temporary folder.
-        tf_random_seed: of the graph.
+        ipu_run_config: settings of the device.
+        master: target of the session; a strategy over gRPC has its own.
+        model_dir: folder of checkpoints and summaries; None creates a temporary folder.
+        tf_random_seed: random seed of the graph.
         save_summary_steps: steps between two summaries; None writes none.
         save_checkpoints_steps: steps between two checkpoints.
         save_checkpoints_secs: seconds between two checkpoints, 600 if neither is given.
         session_config: a ``tf.compat.v1.ConfigProto``.
-        keep_checkpoint_max: how many checkpoints are kept.
-        keep_checkpoint_every_n_hours: of these one is kept for ever.
+        keep_checkpoint_max: maximum number of checkpoints to keep.
+        keep_checkpoint_every_n_hours: one checkpoint per this many hours is kept for ever.
         log_step_count_steps: steps between two lines of the log.
         train_distribute: strategy for training.
-        eval_distribute: accepted if it is None: worker 0 evaluates alone, on all of the data.
-        protocol: accepted; TF_CONFIG says it.
+        eval_distribute: accepted if it is None: worker 0 alone evaluates all the data.
+        protocol: accepted and ignored: TF_CONFIG defines it.
         device_fn: accepted.
         experimental_distribute: accepted.
         experimental_max_worker_delay_secs: accepted.
@@ -120,6 +120,6 @@ class RunConfig:
         """Return a copy with some values changed.
 
         Args:
-            changes: by name.
+            changes: new values by name.
         """
         return replace(self, **changes)

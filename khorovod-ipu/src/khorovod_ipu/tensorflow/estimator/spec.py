@@ -11,7 +11,7 @@ __all__ = ["EstimatorSpec", "EvalSpec", "IPUEstimatorSpec", "ModeKeys", "TrainSp
 
 
 class ModeKeys:
-    """The purposes of a call of a model function."""
+    """Modes in which a model function is called."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -64,18 +64,18 @@ class IPUEstimatorSpec(
     Args:
         mode: one of ``ModeKeys``.
         predictions: tensor or dictionary of tensors, for predict().
-        loss: of this worker's batch; needed to train and to evaluate.
-        train_op: makes one step; with ``host_call`` what the device does, usually ``tf.identity(loss)``.
+        loss: loss of this worker's batch; needed to train and to evaluate.
+        train_op: operation of one step; with ``host_call`` the device's part, usually ``tf.identity(loss)``.
         eval_metric_ops: name to (value, update operation).
         eval_metrics: (function, tensors); the function returns ``eval_metric_ops``.
-        host_call: (function, tensors); the function gets the tensors on the host, as soon as each is there, and
+        host_call: (function, tensors); the function gets the tensors on the host, each as soon as it is available, and
             returns the operation that makes the step.
         training_hooks: session hooks for train().
-        evaluation_hooks: for evaluate().
-        prediction_hooks: for predict().
+        evaluation_hooks: session hooks for evaluate().
+        prediction_hooks: session hooks for predict().
     """
 
-    #: Of an EstimatorSpec.
+    #: Set only in an EstimatorSpec.
     training_chief_hooks: Sequence[Any] = ()
     scaffold: Any = None
 
@@ -131,7 +131,7 @@ class EstimatorSpec(IPUEstimatorSpec):
     Args:
         mode: one of ``ModeKeys``.
         predictions: for predict().
-        loss: of this worker's batch.
+        loss: loss of this worker's batch.
         train_op: makes one step.
         eval_metric_ops: name to (value, update operation).
         export_outputs: accepted.
@@ -139,8 +139,8 @@ class EstimatorSpec(IPUEstimatorSpec):
         training_hooks: session hooks for train().
         scaffold: for train(), a ``tf.compat.v1.train.Scaffold`` without a saver. Its ``init_fn`` runs on every worker
             before worker 0 restores a checkpoint and gives its values to the others.
-        evaluation_hooks: for evaluate().
-        prediction_hooks: for predict().
+        evaluation_hooks: session hooks for evaluate().
+        prediction_hooks: session hooks for predict().
     """
 
     def __new__(
@@ -177,7 +177,7 @@ class TrainSpec(NamedTuple):
 
     Attributes:
         input_fn: as for ``train``.
-        max_steps: of all runs together; None trains until the input ends.
+        max_steps: number of steps of all runs together; None trains until the input ends.
         hooks: session hooks.
         saving_listeners: called at every checkpoint.
     """
@@ -193,12 +193,12 @@ class EvalSpec(NamedTuple):
 
     Attributes:
         input_fn: as for ``evaluate``.
-        steps: batches of one evaluation; None evaluates until the input ends.
-        name: of this evaluation, if there are several.
+        steps: number of batches of one evaluation; None evaluates until the input ends.
+        name: name of this evaluation, if there are several.
         hooks: session hooks.
         exporters: refused by ``train_and_evaluate``.
         start_delay_secs: accepted; the first evaluation follows the first checkpoint after training has begun.
-        throttle_secs: least time between two evaluations.
+        throttle_secs: minimum seconds between two evaluations.
     """
 
     input_fn: Callable[..., Any]

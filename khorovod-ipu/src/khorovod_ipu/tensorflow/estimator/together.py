@@ -16,11 +16,11 @@ v1 = tf.compat.v1
 
 
 class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
-    """Evaluates on worker 0 whenever a checkpoint was written; the others wait for its next gradient.
+    """Evaluates on worker 0 after each checkpoint; the other workers wait for worker 0's next gradient.
 
     Args:
-        estimator: that runs it.
-        spec: of the evaluations.
+        estimator: the estimator to run.
+        spec: settings of the evaluations.
     """
 
     def __init__(self, estimator: IPUEstimator, spec: EvalSpec) -> None:
@@ -32,15 +32,15 @@ class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
         self.results: dict[str, Any] | None = None
 
     def after_save(self, session: Any, global_step_value: int) -> None:
-        """Evaluate, if the last time is long enough ago."""
+        """Evaluate if the last evaluation is at least ``throttle_secs`` ago."""
         if self._first is None:
-            self._first = global_step_value  # before the first step: there is nothing new
+            self._first = global_step_value  # this checkpoint precedes the first step: nothing new
             return
         if self._last is None or time.monotonic() - self._last >= self._spec.throttle_secs:
             self._evaluate(global_step_value)
 
     def finish(self) -> None:
-        """Evaluate the last checkpoint, unless that is done."""
+        """Evaluate the last checkpoint, unless it was already evaluated."""
         newest = self._estimator.latest_checkpoint()
         step = int(newest.rpartition("-")[2]) if newest else -1
         if self._step != step:
@@ -56,18 +56,18 @@ class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
 def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, list[Any]]:
     """Train, and evaluate at checkpoints and at the end.
 
-    With ``train_distribute`` all workers call it: all train, worker 0 evaluates.
+    With ``train_distribute`` all workers must call it: all train, worker 0 evaluates.
 
     Args:
-        estimator: that runs it.
-        train_spec: how to train.
-        eval_spec: how to evaluate.
+        estimator: the estimator to run.
+        train_spec: settings of the training.
+        eval_spec: settings of the evaluations.
 
     Returns:
-        The metrics of the last evaluation (None on other workers than 0), and an empty list: there are no exporters.
+        The metrics of the last evaluation (None on workers other than 0), and an empty list: there are no exporters.
 
     Raises:
-        TypeError: something is not what its name says.
+        TypeError: an argument has the wrong type.
         ValueError: the EvalSpec has exporters.
     """
     if not isinstance(estimator, IPUEstimator):

@@ -24,11 +24,11 @@ _HOST = "/device:CPU:0"
 
 
 class StopAtStep(tf.compat.v1.train.SessionRunHook):
-    """Ends training at a step, on all workers at once; also if it was reached before.
+    """Ends training at a step, simultaneously on all workers; also if the step was reached before.
 
     Args:
-        steps: of this call, or None.
-        max_steps: of all calls together, or None.
+        steps: number of steps of this call, or None.
+        max_steps: number of steps of all calls together, or None.
     """
 
     def __init__(self, steps: int | None, max_steps: int | None) -> None:
@@ -36,14 +36,14 @@ class StopAtStep(tf.compat.v1.train.SessionRunHook):
         self.last_step = max_steps
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Find out where training begins."""
+        """Read the step at which training begins."""
         begun = int(session.run(v1.train.get_global_step()))
         if self._steps is not None:
             self.last_step = begun + self._steps
         self.is_done = self.last_step is not None and begun >= self.last_step
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """End it when the step is there."""
+        """End training when the step is reached."""
         if self.last_step is None:
             return
         if int(run_context.session.run(v1.train.get_global_step())) >= self.last_step:
@@ -70,7 +70,7 @@ def train(
     stop: StopAtStep,
     listeners: Sequence[Any],
 ) -> None:
-    """Train until ``stop`` says so; with the arguments of ``IPUEstimator.train``."""
+    """Train until ``stop`` ends it; takes the arguments of ``IPUEstimator.train``."""
     config, strategy = estimator.config, estimator.config.train_distribute
     session_config, target = _session_of(strategy, config)
     with new_graph(), _strategy_scope(strategy):
@@ -88,14 +88,14 @@ def train(
             *hooks,
         ]
         scaffold = _scaffold(spec.scaffold, state, estimator.model_dir if config.is_chief else None)
-        # Not one that begins again when a worker is lost: the others have gone on.
+        # Use a session that does not restart after a lost worker: the other workers have continued.
         with v1.train.SingularMonitoredSession(all_hooks, scaffold, target, session_config) as session:
             while not session.should_stop() and not stop.is_done:
                 _run_loop(session, train_op, config.device.iterations_per_loop)
 
 
 def _scaffold(given: Any, state: TrainingState, model_dir: str | None) -> Any:
-    """Return the scaffold: the model function's, then worker 0's values for all."""
+    """Return the model function's scaffold, extended to copy worker 0's values to all workers."""
 
     def start(_: Any, session: Any) -> None:
         if given is not None and given.init_fn is not None:
@@ -111,7 +111,7 @@ def _scaffold(given: Any, state: TrainingState, model_dir: str | None) -> Any:
 
 
 def _session_of(strategy: Any, config: Any) -> tuple[Any, str]:
-    """Return the configuration and the target of a session; over gRPC, start this worker's server and wait for all."""
+    """Return configuration and target of a session; over gRPC, start this worker's server and wait for all workers."""
     session_config = config.session_config or v1.ConfigProto()
     if strategy is None:
         return session_config, config.master or ""
@@ -125,7 +125,7 @@ def _session_of(strategy: Any, config: Any) -> tuple[Any, str]:
 
 
 def _run_loop(session: Any, train_op: Any, iterations: int) -> None:
-    """Make as many steps as a loop has; hooks see the last one."""
+    """Run all steps of a loop; hooks see only the last one."""
 
     def steps(step_context: Any) -> None:
         for _ in range(iterations - 1):
@@ -143,7 +143,7 @@ def _summaries() -> Any:
 
 
 def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple[IPUEstimatorSpec, Any, Any]:
-    """Build the graph of one step; return the spec, the operation, and the loss to be shown."""
+    """Build the graph of one step; return the spec, the operation, and the loss to show."""
     config = estimator.config
     context = strategy.extended._make_input_context() if strategy is not None else None
     params = estimator.params_for(ModeKeys.TRAIN)
@@ -187,7 +187,7 @@ def _held_global_step() -> Any:
 
 
 def _check_global_step() -> None:
-    """Raise an error if the model's train_op counts steps itself: each would count twice."""
+    """Raise an error if the model's train_op counts steps itself: each step would count twice."""
     handle = _held_global_step().handle
     initial = _held_global_step().initializer
     writers = [op for op in handle.consumers() if op.type.startswith("Assign") and op is not initial]
@@ -199,7 +199,7 @@ def _check_global_step() -> None:
 
 
 def _shown_loss(losses: Sequence[Any], strategy: Any, iterations: int) -> Any:
-    """Return the loss of all replicas, and of all steps of a loop."""
+    """Return the loss over all replicas, and over all steps of a loop."""
     how = distribute_utils.get_loss_reduction()
     loss = tf.add_n([tf.reduce_mean(tf.cast(loss, tf.float32)) for loss in losses])
     loss = loss / len(losses) if how == tf.distribute.ReduceOp.MEAN else loss

@@ -1,4 +1,4 @@
-"""``tensorflow.python.ipu`` in software: names of the SDK over ``khorovod_ipu.tensorflow``."""
+"""``tensorflow.python.ipu`` in software: names of the SDK, implemented in ``khorovod_ipu.tensorflow``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 _HERE = "khorovod_ipu.tensorflow"
 _PIPELINES = {f"{_HERE}.programs": "OptimizerFunctionOutput pipeline"}
 _POPDIST = {f"{_HERE}.strategies": "IPUMultiReplicaStrategy PopDistStrategy"}
-#: Modules below this one, and where their names are: by module, `name` or `name=its_name_there`.
+#: Submodules, and the modules that define their names: by module, `name` or `name=its_name_there`.
 _MODULES: dict[str, dict[str, str]] = {
     "config": {f"{_HERE}.options": "IPUConfig"},
     "distributed": {f"{_HERE}.instances": "allgather allreduce broadcast"},
@@ -53,10 +53,10 @@ _MODULES: dict[str, dict[str, str]] = {
 
 
 class _Module(ModuleType):
-    """A module whose names are imported when they are asked for.
+    """A module that imports its names on first access.
 
     Args:
-        name: of the module below this package.
+        name: name of the module within this package.
         places: as in ``_MODULES``.
     """
 
