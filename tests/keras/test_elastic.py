@@ -99,6 +99,45 @@ def test_a_failed_step_of_fit_of_tf_keras_has_no_effect(jit_compile: bool) -> No
     run_ranks(1, _undisturbed_and_disturbed, (5, 6, 11), jit_compile, framework="tf_keras")
 
 
+def _go_back_to_the_first_values() -> None:
+    import numpy as np
+
+    keras: Any
+    hvd: Any
+    if os.environ.get("TF_USE_LEGACY_KERAS"):
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        keras = tf.keras
+    else:
+        import keras
+
+        import horovod.keras as hvd
+
+    hvd.init()
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
+    state = hvd.elastic.KerasState(model)
+    first = [np.array(value) for value in model.get_weights()]
+    model.fit(np.ones((8, 3)), np.zeros((8, 1)), batch_size=4, verbose=0)  # makes the variables of metrics
+    assert any((new != old).any() for new, old in zip(model.get_weights(), first, strict=True))
+    state.restore()
+    assert all((new == old).all() for new, old in zip(model.get_weights(), first, strict=True))
+    assert not any(np.array(each).any() for metric in model.metrics for each in metric.variables)
+
+
+@pytest.mark.slow
+def test_a_state_goes_back_to_values_from_before_the_first_batch(backend: str) -> None:
+    run_ranks(1, _go_back_to_the_first_values, framework=f"keras-{backend}")
+
+
+@pytest.mark.slow
+def test_a_state_of_tf_keras_goes_back_to_values_from_before_the_first_batch() -> None:
+    run_ranks(1, _go_back_to_the_first_values, framework="tf_keras")
+
+
 def _example() -> Any:
     """As Horovod's examples do: a step before the ranks meet, and one in a callback after each loss."""
     import keras

@@ -110,6 +110,13 @@ class ModelState(VariablesState):
         self._settle()
         self._kit.broadcast(self._shared(), 0)
 
+    def restore(self) -> None:
+        """See ``State``; metrics created after the last ``save`` start again."""
+        self._settle()
+        for metric in self.model.metrics:
+            metric.reset_state()
+        super().restore()
+
     def sync(self) -> None:
         """See ``State``; a step traced before the first rendezvous is traced again."""
         if not self._has_met:

@@ -23,7 +23,7 @@ class VariablesState(ObjectState):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._saved_values: Sequence[Any] = ()
+        self._saved: tuple[Sequence[Any], Sequence[Any]] = (), ()
         self._captured: tuple[Sequence[Any], Sequence[Any]] | None = None
         self._has_stepped = False
         super().__init__(bcast_object=broadcast_object, get_rank=lambda: context.world().rank, **kwargs)
@@ -68,12 +68,13 @@ class VariablesState(ObjectState):
     def save(self) -> None:
         """Save the present values."""
         super().save()
-        self._saved_values = self._hold([*self._shared(), *self._own()])
+        variables = [*self._shared(), *self._own()]
+        self._saved = variables, self._hold(variables)
 
     def restore(self) -> None:
-        """Restore the values of the last ``save``."""
+        """Restore the values of the last ``save``; variables created since keep theirs."""
         super().restore()
-        self._put([*self._shared(), *self._own()], self._saved_values)
+        self._put(*self._saved)
 
     def sync(self) -> None:
         """Send the values and attributes of rank 0 to all ranks. Collective."""
