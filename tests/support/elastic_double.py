@@ -21,6 +21,7 @@ class Job:
         wants: whether it wants a change.
         answers: what the next calls of ``renew`` raise; None for nothing.
         behind: ranks that are behind after the next meetings.
+        previous: by rank, the ranks before the next meetings.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class Job:
         self.wants = False
         self.answers: list[Exception | None] = []
         self.behind: list[tuple[int, ...]] = []
+        self.previous: list[tuple[int, ...]] = []
         self.number = 0
         self.view = context.MembershipView(0, (), (-1,))
 
@@ -38,7 +40,8 @@ class Job:
             raise error
         self.wants = False
         behind = self.behind.pop(0) if self.behind else ()
-        self.view = context.MembershipView(self.number + 1, behind, (0 if self.number else -1,))
+        previous = self.previous.pop(0) if self.previous else (0 if self.number else -1,)
+        self.view = context.MembershipView(self.number + 1, behind, previous)
         self.number += 1
 
 

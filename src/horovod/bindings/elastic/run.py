@@ -275,9 +275,11 @@ class _ThisJob:
             state.sync()
             return
         rank, view = context.world().rank, context.membership()
-        members = _exchange(state, is_new=view.previous[rank] < 0)
+        is_new = view.previous[rank] < 0
         # If all other ranks die before this new rank has their state, its fresh state must not become the job's state.
-        state._lacks_values = rank in view.behind and members[rank].is_new and members[0].progress > 0
+        state._lacks_values = is_new and rank in view.behind and max(view.previous) >= 0
+        members = _exchange(state, is_new)
+        state._lacks_values = state._lacks_values and members[0].progress > 0
         state._all_equal = not view.behind and self._has_digest
         state._sync_present = state._sync_present or members[0].keeps_steps
         try:
@@ -342,6 +344,7 @@ def _follow(state: State, rank: int, members: Sequence[_Member], is_behind: bool
             generator.seed(seed)
     if is_behind:
         state.progress, state._keeps_steps = first.progress, first.keeps_steps
-        if not first.keeps_steps:
+        if members[rank].is_new or not first.keeps_steps:  # a new rank has no earlier commit of this training
             state.save()
             state._note_saved()
+            state._keeps_steps = first.keeps_steps
