@@ -225,7 +225,7 @@ def test_spawned_children_are_told_whose_they_are(method: str) -> None:
         for who, initialized, *errors, init in outcome.value:
             assert initialized == "False"
             for error in (who, *errors):
-                assert error.startswith(f"Horovod has not been initialized: {mine} Leave init() and collectives to")
+                assert error.startswith(f"Horovod has not been initialized: {mine} Call init() and collectives only in")
             assert init.startswith(f"init() in a child of a rank: {mine}")
             assert 'below `if __name__ == "__main__":`' in init
             assert "must be started without HOROVOD_RANK and HOROVOD_SIZE in its environment" in init

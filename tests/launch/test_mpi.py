@@ -34,7 +34,7 @@ def test_an_mpirun_is_recognized(version: str, kind: str, major: int) -> None:
 
 
 def test_an_unknown_mpirun_is_an_error_that_quotes_it() -> None:
-    with pytest.raises(ValueError, match="it says 'SuperMPI 1'"):
+    with pytest.raises(ValueError, match="it prints 'SuperMPI 1'"):
         recognize("mpirun", "SuperMPI 1\nmore")
 
 
