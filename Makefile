@@ -57,7 +57,7 @@ demo-extras-jax := jax
 	PYTHON=$(PYTHON) scripts/install $(demo-extras-$*),examples
 	@touch $@
 
-.venv/.docs-ready: .venv/.test-ready
+.venv/.docs-ready: .venv/.clusters-ready
 	PYTHON=$(PYTHON) scripts/install docs
 	@touch $@
 

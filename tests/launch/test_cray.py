@@ -82,7 +82,10 @@ def test_on_a_login_node_horovodrun_says_what_to_type(tmp_path: Path) -> None:
     path = f"{tmp_path}:{os.environ['PATH']}"
     _put(tmp_path, "mpirun", "#!/bin/sh\necho 'PALS version 1.2.4'\n")
     ended = horovodrun("--mpi", "-np", "2", "-H", "localhost:1,nid1:1", "true", PATH=path)
-    assert (ended.code, ended.err.count("login node, not a job of PBS: no rank may run here; submit the job with qsub")) == (1, 1)
+    assert (
+        ended.code,
+        ended.err.count("login node, not a job of PBS: no rank may run here; submit the job with qsub"),
+    ) == (1, 1)
     _put(tmp_path, "aprun", "#!/bin/sh\n")
     ended = horovodrun("-np", "2", "true", PATH=path)
     assert ended.code == 1
