@@ -283,6 +283,28 @@ def test_a_new_rank_goes_back_to_the_step_at_which_it_has_joined(job: Job, monke
     assert train(Told(job.events, batch=2)) == (5, True, 5, 2)
 
 
+def test_a_rank_that_is_behind_goes_back_to_its_own_step_if_the_sync_fails(job: Job) -> None:
+    """The rank that was ahead is gone, and so may be the others: the last commit can be the beginning of the job."""
+
+    class Fails(Told):
+        def sync(self) -> None:
+            super().sync()
+            if self.told.count("sync") == 2:
+                self.batch = 8  # of the rank that is ahead
+                raise PeerLostError("in the middle")
+
+    @run
+    def train(state: Fails) -> tuple[int, int]:
+        state.told.append("train")
+        if state.told.count("train") == 1:
+            state.batch, state.progress, state._keeps_steps = 7, 3, True
+            raise PeerLostError("x")
+        return state.batch, state.progress
+
+    job.behind = [(), (0,)]
+    assert train(Fails(job.events, batch=0)) == (7, 3)
+
+
 def test_an_attribute_that_cannot_be_sent_is_named(job: Job) -> None:
     with pytest.raises(RequestError, match=r"Told\.lock, a lock, cannot be sent to other ranks: .*state_dict"):
         run(failing())(Told(job.events, batch=0, lock=threading.Lock()))

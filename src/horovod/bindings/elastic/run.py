@@ -282,6 +282,10 @@ class _ThisJob:
         state._lacks_values = state._lacks_values and members[0].progress > 0
         state._all_equal = not view.behind and self._has_digest
         state._sync_present = state._sync_present or members[0].keeps_steps
+        if rank in view.behind and state._keeps_steps:
+            # A sync that fails may leave some of rank 0's values here; then this rank returns to its own last step.
+            state.save()
+            state._note_saved()
         try:
             state.sync()
         except HorovodInternalError:
