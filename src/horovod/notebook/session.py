@@ -263,7 +263,7 @@ class Session:
                     if now > failed_at + _SAME_S and (late := sorted(failed - left)):
                         running = list_ranks(sorted(set(self._peers) - set(replies)))
                         for rank in late:
-                            text = f"hvd: rank {rank} has failed ({replies[rank].error}), and {running} still run\n"
+                            text = f"hvd: rank {rank} has failed ({replies[rank].error}); still running: {running}\n"
                             self._output.put(1, text.encode())
                         self._send(LeaveRanks(), late)
                         left |= failed
