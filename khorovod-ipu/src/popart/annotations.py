@@ -68,11 +68,7 @@ def _hint(attribute: str, what: str) -> Any:
 
 
 class Annotations:
-    """Methods of ``Builder`` that annotate nodes.
-
-    Args:
-        graph: graph of the nodes.
-    """
+    """Methods of ``Builder`` that annotate nodes."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph = graph

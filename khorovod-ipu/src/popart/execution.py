@@ -39,7 +39,7 @@ class Exchange(Protocol):
         """Return the result; called after the last ``store`` of a step."""
 
 
-class KeptHere:
+class KeptHere(Exchange):
     """No exchange: the gradients stay local."""
 
     gives_weights = False
@@ -51,11 +51,9 @@ class KeptHere:
         """Do nothing: there is nothing to check."""
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
-        """Keep the gradient."""
         self._gradients[weight] = gradient
 
     def load(self, weight: str) -> torch.Tensor:
-        """Return the gradient."""
         return self._gradients.pop(weight)
 
 

@@ -41,10 +41,6 @@ def gradient_id(weight: str, options: SessionOptions) -> str:
 def check_host_reduce(options: SessionOptions, optimizer: Optimizer) -> None:
     """Raise if host allreduce cannot be combined with the other options.
 
-    Args:
-        options: options of a training session.
-        optimizer: optimizer of the same session.
-
     Raises:
         popart_exception: the options are incompatible.
     """

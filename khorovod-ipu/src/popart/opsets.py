@@ -32,6 +32,8 @@ _TABLE: dict[str, tuple[str, dict[str, Any]]] = {
         "Atan2", "Expm1", "Log1p", "Fmod", "Remainder", "Round", "NearbyInt", "Swish", "BitwiseAnd", "BitwiseOr",
         "BitwiseXor", "BitwiseNot",
     )},
+    "nllloss": ("Nll", {"reduction": ReductionType.Mean, "ignoreIndex": None, "inputIsLogProbability": False}),
+    "l1loss": ("L1", {"lambda_": ..., "reduction": ReductionType.Mean}),
     "identityloss": ("IdentityLoss", {"reduction": ReductionType.Mean}),
     "gelu": ("Gelu", {}),
     "scale": ("Scale", {"scale": ...}),
@@ -90,11 +92,7 @@ class AiOnnx:
 
 
 class AiGraphcore:
-    """Operators of ``ai.graphcore``.
-
-    Args:
-        graph: what they are added to.
-    """
+    """Operators of ``ai.graphcore``."""
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
@@ -125,22 +123,6 @@ class AiGraphcore:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_TABLE})
 
-    def nllloss(
-        self, args: Sequence[str], reduction: ReductionType = ReductionType.Mean, ignoreIndex: int | None = None,
-        inputIsLogProbability: bool = False, debugContext: Any = "", debugPrefix: Any = "",
-    ) -> str:  # fmt: skip
-        """Add the negative log likelihood of probabilities, or of their logarithms, and labels."""
-        given = {"reduction": reduction, "ignoreIndex": ignoreIndex, "inputIsLogProbability": inputIsLogProbability}
-        return self._add("Nll", args, given, debugContext or debugPrefix)
-
-    def l1loss(
-        self, args: Sequence[str], lambda_: float, reduction: ReductionType = ReductionType.Mean,
-        debugContext: Any = "", debugPrefix: Any = "",
-    ) -> str:  # fmt: skip
-        """Add the sum or mean of absolute values, times a factor; its gradient at 0 is 0."""
-        given = {"lambda": float(lambda_), "reduction": reduction}
-        return self._add("L1", args, given, debugContext or debugPrefix)
-
     def replicatedallreduce(self, args: Sequence[str], *_: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
         """Add a sum over replicas; the software device supports it only with one replica."""
         return self._add("ReplicatedAllReduce", args, {}, debugContext or debugPrefix)
@@ -162,6 +144,8 @@ class AiGraphcore:
         given = {**attributes, **({"reduction": how.value} if how is not None else {})}
         if "inputIsLogProbability" in given:
             given["inputIsLogProbability"] = int(given["inputIsLogProbability"])
+        if "lambda_" in given:  # a keyword of Python
+            given["lambda"] = float(given.pop("lambda_"))
         return self._graph.add_node(op, "ai.graphcore", 1, list(args), 1, given, str(label))[0]
 
 

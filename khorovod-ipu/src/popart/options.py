@@ -25,9 +25,6 @@ class _Settings:
     def __init__(self, **defaults: Any) -> None:
         self.__dict__.update(defaults)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__[name] = value
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -60,7 +60,7 @@ class StepIO(Protocol):
         """Take the next piece of an anchor."""
 
 
-class PyStepIO:
+class PyStepIO(StepIO):
     """Arrays of inputs and for anchors.
 
     Args:
@@ -86,7 +86,6 @@ class PyStepIO:
     def begin(
         self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
     ) -> None:
-        """Check the arrays; see ``StepIO``."""
         for name in self._inputs.keys() - inputs.keys() - spare:
             raise unknown("an input that this session reads", name, inputs)
         for name, info in inputs.items():
@@ -116,7 +115,6 @@ class PyStepIO:
             raise popart_exception(f"{name!r} is empty; it must have {count} elements")
 
     def feed(self, name: str, info: TensorInfo) -> Array:
-        """Return the next piece of an input; see ``StepIO``."""
         flat, count = self._inputs[name].reshape(-1), info.nelms()
         start = self._at.get(name, 0)
         places = (
@@ -126,7 +124,6 @@ class PyStepIO:
         return flat[places].reshape(info.shape())
 
     def give(self, name: str, value: Array) -> None:
-        """Take the next piece of an anchor; see ``StepIO``."""
         if name not in self._outputs:
             return
         flat, start = self._outputs[name].reshape(-1), self._out[name]
@@ -135,7 +132,7 @@ class PyStepIO:
         self._out[name] = start + count
 
 
-class PyStepIOCallback:
+class PyStepIOCallback(StepIO):
     """Functions that provide inputs and take anchors, micro-batch by micro-batch.
 
     Args:
@@ -161,7 +158,6 @@ class PyStepIOCallback:
         """Check nothing: the functions are called during the run."""
 
     def feed(self, name: str, info: TensorInfo) -> Array:
-        """Call the function for an input; see ``StepIO``."""
         given = self._input(name, False)
         if given is None:
             raise popart_exception(f"the callback returned nothing for the input {name!r}; it is {info}")
@@ -173,7 +169,6 @@ class PyStepIOCallback:
         return taken
 
     def give(self, name: str, value: Array) -> None:
-        """Copy a piece of an anchor to the function's array; see ``StepIO``."""
         target = _array(name, self._output(name), "anchor")
         if target.size != value.size or target.dtype != value.dtype:
             raise popart_exception(

@@ -22,18 +22,9 @@ __all__ = ["TrainingSession"]
 
 
 class TrainingSession(DeviceSession):
-    """A session that trains a model.
+    """A session that trains a model: ``loss`` is the id of the tensor to minimise, a single number.
 
-    Args:
-        fnModel: bytes of ``builder.getModelProto()``, or a file's name.
-        dataFlow: optimizer steps and anchors of a run.
-        loss: id of the tensor to minimise, a single number.
-        optimizer: optimizer of the weights.
-        deviceInfo: device that runs it.
-        inputShapeInfo: shapes of inputs that are unknown in the model.
-        patterns: accepted, without effect on the software device.
-        userOptions: options.
-        name: name in logs.
+    The other arguments are those of ``DeviceSession``, and the optimizer of the weights.
 
     Raises:
         popart_exception: the arguments are incompatible.

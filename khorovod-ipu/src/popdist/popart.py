@@ -34,9 +34,6 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None) -
         ipus_per_replica: number of devices per replica; the job's number when omitted.
         connectionType: time of the attachment; immediately when omitted.
 
-    Returns:
-        A ``popart.DeviceInfo``.
-
     Raises:
         RuntimeError: the job was started with another number of devices per replica.
     """

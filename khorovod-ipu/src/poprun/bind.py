@@ -13,11 +13,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def parse_cpus(text: str) -> set[int]:
-    """Read a list of the kernel such as ``0-3,8``.
-
-    Args:
-        text: the list.
-    """
+    """Read a list of the kernel such as ``0-3,8``."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -42,12 +38,7 @@ def numa_nodes(usable: Iterable[int], folder: Path = _NODES) -> list[set[int]]:
 
 
 def node_of(local_instance: int, nodes: Sequence[set[int]]) -> set[int]:
-    """The cores for an instance; none when there is nothing to choose.
-
-    Args:
-        local_instance: its index on the host.
-        nodes: see ``numa_nodes``.
-    """
+    """The cores for an instance; none when there is nothing to choose."""
     return nodes[local_instance % len(nodes)] if len(nodes) > 1 else set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shlex
@@ -24,7 +25,7 @@ from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from poprun import bind
 from poprun.flags import CommandLine, CommandLineError, help_text, parse, read_config, write_config
-from poprun.log import Log
+from poprun.log import new_log
 from poprun.mpi_arguments import MpiArguments, read_arguments
 from poprun.networks import addresses_here, interfaces_of
 from poprun.topology import JobTopology, divide, expand_hosts, instance_variables, table
@@ -40,7 +41,7 @@ class _Job:
     line: CommandLine
     topology: JobTopology
     mpi: MpiArguments
-    log: Log
+    log: logging.Logger
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed (128 + n for signal n), or 128 + n when signal n ended poprun.
     """
     open_standard_files()
-    log = Log(0)
+    log = new_log(0)
     try:
         line = parse(sys.argv[1:] if argv is None else argv)
-        log = Log(line.verbosity)
+        log = new_log(line.verbosity)
         if line.wants_help or line.wants_version:
             print(help_text() if line.wants_help else version_text(line["version-format"]))
             return 0
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         assembly.close()
 
 
-def _prepare(line: CommandLine, log: Log) -> _Job:
+def _prepare(line: CommandLine, log: logging.Logger) -> _Job:
     """Check settings, topology and files."""
     if line["import-config"]:
         line.given = {**read_config(line["import-config"]), **line.given}

@@ -220,9 +220,6 @@ def _value(shown: str, option: Option, text: str) -> Any:
 def read_config(path: str) -> dict[str, Any]:
     """Read the settings that ``write_config`` wrote.
 
-    Args:
-        path: the file.
-
     Raises:
         CommandLineError: the file cannot be read, has another format, or names an unknown option or an invalid value.
     """
@@ -246,11 +243,6 @@ def read_config(path: str) -> dict[str, Any]:
 
 def write_config(path: str, given: Mapping[str, Any], may_overwrite: bool) -> None:
     """Write settings to a file.
-
-    Args:
-        path: the file.
-        given: values by option.
-        may_overwrite: whether it may exist already.
 
     Raises:
         CommandLineError: the file exists, or cannot be written.

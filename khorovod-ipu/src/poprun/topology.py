@@ -110,13 +110,7 @@ def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int
 
 
 def instance_variables(topology: JobTopology, index: int, ipus_per_replica: int) -> dict[str, str]:
-    """Return the environment variables of an instance.
-
-    Args:
-        topology: topology of the job.
-        index: index of the instance.
-        ipus_per_replica: number of devices per replica.
-    """
+    """Return the environment variables of an instance."""
     values = {
         "NUM_TOTAL_REPLICAS": topology.replicas,
         "NUM_IPUS_PER_REPLICA": ipus_per_replica,
@@ -129,11 +123,7 @@ def instance_variables(topology: JobTopology, index: int, ipus_per_replica: int)
 
 
 def table(topology: JobTopology) -> str:
-    """Return the table of ``--print-topology``; each cell spans the cells below it.
-
-    Args:
-        topology: topology of the job.
-    """
+    """Return the table of ``--print-topology``; each cell spans the cells below it."""
     rows: list[list[str]] = [list(topology.hosts)]
     rows += [list(map(str, range(n))) for n in (topology.ilds, topology.instances, topology.replicas)]
     inner = _inner_width(rows, topology.replicas)

@@ -25,9 +25,6 @@ _made: collections.Counter[tuple[int, ...]] = collections.Counter()
 class Instances:
     """The instances of one training model; a single instance never sends anything.
 
-    Args:
-        options: options of the model.
-
     Raises:
         RuntimeError: there are other instances, but they are not connected, or their number differs from the options.
     """
@@ -43,9 +40,6 @@ class Instances:
 
     def compare(self, model: torch.nn.Module) -> None:
         """Check that all instances have equal models and options, count replicas, copy the first instance's weights.
-
-        Args:
-            model: the model.
 
         Raises:
             ValueError: models or options differ; the message names the instances.

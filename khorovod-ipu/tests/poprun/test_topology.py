@@ -8,7 +8,6 @@ import pytest
 
 from poprun.bind import node_of, numa_nodes, parse_cpus
 from poprun.flags import CommandLineError
-from poprun.log import log_line
 from poprun.mpi_arguments import read_arguments
 from poprun.networks import addresses_here, interfaces_of
 from poprun.topology import divide, expand_hosts, instance_variables, table
@@ -133,7 +132,3 @@ def test_instances_take_numa_nodes_in_turn(tmp_path: Path) -> None:
     assert nodes == [{0, 1, 4}, {2, 3}]
     assert [node_of(i, nodes) for i in range(3)] == [{0, 1, 4}, {2, 3}, {0, 1, 4}]
     assert node_of(1, [{0, 1}]) == set() and parse_cpus("\n") == set()
-
-
-def test_log_lines_are_popruns() -> None:
-    assert log_line("I", "text", 1.25, 4711).endswith(".250 4711 POPRUN [I] text")

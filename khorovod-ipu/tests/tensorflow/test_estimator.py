@@ -303,3 +303,26 @@ def _refusals_after_disable_v2_behavior(folder: str) -> None:
 
 def test_what_cannot_be_meant_is_refused_and_loops_count_their_steps(tmp_path: Path) -> None:
     run_ranks(1, _refusals_after_disable_v2_behavior, str(tmp_path), framework="tensorflow")
+
+
+def _receivers() -> None:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import export
+
+    raw = export.build_raw_serving_input_receiver_fn({"x": tf.zeros([3, 2])})
+    parsing = export.build_parsing_serving_input_receiver_fn({"x": tf.io.FixedLenFeature([1], tf.float32)})
+    feature = tf.train.Feature(float_list=tf.train.FloatList(value=[1.5]))
+    example = tf.train.Example(features=tf.train.Features(feature={"x": feature})).SerializeToString()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        fed = raw()
+        assert fed.receiver_tensors["x"] is fed.features["x"] and fed.features["x"].shape.as_list() == [None, 2]
+        parsed = parsing()
+        assert (
+            session.run(parsed.features["x"], {parsed.receiver_tensors["examples"]: [example] * 2}).tolist()
+            == [[1.5]] * 2
+        )
+
+
+def test_receivers_of_plain_and_of_serialized_features() -> None:
+    run_ranks(1, _receivers, framework="tensorflow")

@@ -37,8 +37,8 @@ def _session(strategy: Any) -> Any:
 
     v1 = tf.compat.v1
     config = strategy.update_config_proto(v1.ConfigProto(allow_soft_placement=False))
-    cluster = strategy._workers
-    server = tf.distribute.Server(cluster.jobs, job_name="worker", task_index=cluster.rank, config=config)
+    jobs, rank = strategy.cluster_resolver.cluster_spec(), strategy.extended._collectives.rank
+    server = tf.distribute.Server(jobs, job_name="worker", task_index=rank, config=config)
     return v1.Session(server.target, config=config)
 
 

@@ -195,9 +195,6 @@ def fail_fast() -> None:
 def check_port(cluster: Cluster) -> bool:
     """Return whether this process already listens on this worker's port.
 
-    Args:
-        cluster: the workers.
-
     Raises:
         ClusterError: another process listens on the port.
     """

@@ -40,7 +40,7 @@ class WorkerCollectives(Protocol):
         ...
 
 
-class Alone:
+class Alone(WorkerCollectives):
     """Collectives of a single worker."""
 
     rank = 0
@@ -48,15 +48,12 @@ class Alone:
     host = "/device:CPU:0"
 
     def reduce(self, tensor: Any, mean: bool) -> Any:
-        """Return the tensor."""
         return tensor
 
     def gather(self, tensor: Any) -> Any:
-        """Return the tensor."""
         return tensor
 
     def broadcast(self, tensor: Any) -> Any:
-        """Return the tensor."""
         return tensor
 
 

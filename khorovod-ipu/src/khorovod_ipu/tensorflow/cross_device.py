@@ -18,9 +18,6 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
 
     Every tensor is combined as soon as it exists, without packing, so that the first gradients are sent while the
     last are computed.
-
-    Args:
-        collectives: collectives that combine the tensors.
     """
 
     def __init__(self, collectives: WorkerCollectives) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
+from khorovod_ipu.tensorflow.collectives import WorkerCollectives
 
 __all__ = ["EngineCollectives"]
 
@@ -17,7 +18,7 @@ __all__ = ["EngineCollectives"]
 _counts: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
-class EngineCollectives:
+class EngineCollectives(WorkerCollectives):
     """Horovod's collectives; ``hvd.init()`` must have been called."""
 
     host = "/device:CPU:0"
@@ -42,14 +43,11 @@ class EngineCollectives:
         return f"strategy.{kind}.{next(_counts[graph])}"
 
     def reduce(self, tensor: Any, mean: bool) -> Any:
-        """Return the sum, or the mean, over all ranks."""
         name = self._name("reduce")
         return hvd.allreduce(tensor, op=hvd.Average if mean else hvd.Sum, name=name, ignore_name_scope=True)
 
     def gather(self, tensor: Any) -> Any:
-        """Concatenate all ranks' tensors along the first dimension."""
         return hvd.allgather(tensor, name=self._name("gather"), ignore_name_scope=True)
 
     def broadcast(self, tensor: Any) -> Any:
-        """Return rank 0's tensor."""
         return hvd.broadcast(tensor, 0, name=self._name("broadcast"), ignore_name_scope=True)

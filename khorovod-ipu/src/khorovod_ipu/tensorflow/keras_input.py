@@ -96,12 +96,7 @@ def _steps(strategy: Any, batches: int | None) -> int | None:
 
 
 class _Counted:
-    """A data adapter of Keras 3 whose number of batches is the number of steps.
-
-    Args:
-        adapter: data adapter of Keras.
-        num_batches: number of steps per epoch.
-    """
+    """A data adapter of Keras 3 whose number of batches is the number of steps."""
 
     def __init__(self, adapter: Any, num_batches: int | None) -> None:
         self._adapter = adapter

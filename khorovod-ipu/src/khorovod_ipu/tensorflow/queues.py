@@ -164,7 +164,7 @@ class IPUOutfeedQueue:
                 flat = [tf.reshape(tensor, [-1, replicas, *tensor.shape[1:]]) for tensor in flat]
             if self._mode == IPUOutfeedMode.LAST:
                 flat = [tensor[-1] for tensor in flat]
-        return tf.nest.pack_sequence_as(self._structure, list(flat)) if _nested(self._structure) else flat[0]
+        return tf.nest.pack_sequence_as(self._structure, list(flat))
 
     def __iter__(self) -> Iterator[Any]:
         """Return the elements since the last call, one by one."""
@@ -178,7 +178,3 @@ class IPUOutfeedQueue:
     def deleter(self) -> Any:
         """An operation without effect: the queue ends with its session."""
         return tf.no_op()
-
-
-def _nested(structure: Any) -> bool:
-    return isinstance(structure, (list, tuple, dict))

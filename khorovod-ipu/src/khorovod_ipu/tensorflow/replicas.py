@@ -45,11 +45,7 @@ class _Part(NamedTuple):
 
 
 class _Together:
-    """Shared state of the replicas of one call.
-
-    Args:
-        count: number of replicas.
-    """
+    """Shared state of the replicas of one call."""
 
     def __init__(self, count: int) -> None:
         self.parts: list[Any] = [None] * count
@@ -259,11 +255,7 @@ def _joint_branch(plain: Any, strict: bool, parts: list[_Part]) -> list[Any]:
 
 
 def prepare_iterators(strategies: type) -> None:
-    """Enable replicas to take the next batch of a distributed dataset, as in the SDK; call it once per process.
-
-    Args:
-        strategies: class of the strategies.
-    """
+    """Enable replicas to take the next batch of a distributed dataset, as in the SDK; call it once per process."""
     base = input_lib.DistributedIteratorBase
     if hasattr(base, "_khorovod_plain"):
         return

@@ -18,6 +18,7 @@ from tensorflow.python.ops import collective_ops
 from horovod.config import Config
 from khorovod_ipu.tensorflow import servers
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, fail_fast
+from khorovod_ipu.tensorflow.collectives import WorkerCollectives
 from khorovod_ipu.tensorflow.peers import WorkerLostError, WorkerWatch
 
 __all__ = ["RingCollectives"]
@@ -31,7 +32,7 @@ _own_ranks: dict[tuple[str, ...], int] = {}
 _groups = itertools.count(7061)
 
 
-class RingCollectives:
+class RingCollectives(WorkerCollectives):
     """TensorFlow's ring collectives between the workers of a cluster.
 
     With eager execution it starts this worker's server immediately, unless the script has started one, and waits for
@@ -169,7 +170,6 @@ class RingCollectives:
         graph._khorovod_workers = self
 
     def reduce(self, tensor: Any, mean: bool) -> Any:
-        """Return the sum, or the mean, over all workers."""
         self._mark()
         if isinstance(tensor, tf.IndexedSlices):
             values = self.gather(tensor.values)
@@ -183,7 +183,6 @@ class RingCollectives:
         return tf.cast(total, tensor.dtype)
 
     def gather(self, tensor: Any) -> Any:
-        """Concatenate all workers' tensors along the first dimension."""
         self._mark()
         gather = self._launcher().all_gather
         sent = tensor if tensor.dtype in _SUMMED else tf.cast(tensor, tf.int64)
@@ -195,7 +194,6 @@ class RingCollectives:
         return tf.cast(everything, tensor.dtype)
 
     def broadcast(self, tensor: Any) -> Any:
-        """Return worker 0's tensor."""
         self._mark()
         sent = tensor if tensor.dtype in _SENT else tf.cast(tensor, tf.int64)
         key, shape, dtype = self._keys.get_instance_key(self._group, self.host), sent.shape, sent.dtype

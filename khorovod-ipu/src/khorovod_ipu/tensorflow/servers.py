@@ -6,7 +6,7 @@ import atexit
 import faulthandler
 import functools
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.training import server_lib
@@ -15,7 +15,7 @@ from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError
 
 __all__ = ["limit_exit", "note", "note_leader", "prepare", "target_of"]
 
-#: Servers by address; they cannot be stopped, so there is one per address and process. None: eager execution's server.
+#: Servers by address; they cannot be stopped, so there is one per address and process.
 _servers: dict[str, Any] = {}
 #: Leader of the collectives, by server address; a server needs it at its start.
 _leaders: dict[str, str] = {}
@@ -23,15 +23,10 @@ _leaders: dict[str, str] = {}
 _EXIT_S = 300.0
 
 
-class _Running:
-    """Placeholder for a server that eager execution has started.
+class _Running(NamedTuple):
+    """Placeholder for a server that eager execution has started."""
 
-    Args:
-        address: address of the server.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.target = f"grpc://{address}"
+    target: str
 
 
 def note(address: str) -> None:
@@ -40,7 +35,7 @@ def note(address: str) -> None:
     Args:
         address: host and port.
     """
-    _servers[address] = None
+    _servers[address] = _Running(f"grpc://{address}")
 
 
 @functools.cache
@@ -53,26 +48,18 @@ def limit_exit() -> None:
 
 
 def note_leader(cluster: Cluster) -> None:
-    """Record the leader of the collectives of this worker's server.
-
-    Args:
-        cluster: the workers.
-    """
+    """Record the leader of the collectives of this worker's server."""
     _leaders[cluster.addresses[cluster.rank]] = cluster.device(0)
 
 
 def target_of(cluster: Cluster, session_config: Any) -> str:
     """Return the sessions' target for this worker's server; start the server if it does not run.
 
-    Args:
-        cluster: the workers.
-        session_config: configuration of the sessions.
-
     Raises:
         ValueError: the port is in use.
     """
     address = cluster.addresses[cluster.rank]
-    if _servers.get(address) is None and address not in _servers:
+    if address not in _servers:
         job, index = cluster.tasks[cluster.rank]
         session_config.allow_soft_placement = True
         try:
@@ -84,8 +71,7 @@ def target_of(cluster: Cluster, session_config: Any) -> str:
                 f"the server of {cluster.describe(cluster.rank)}, this worker, could not start: {error.message}. Is "
                 "the port in use by another process, such as a worker with the same index in TF_CONFIG?"
             ) from error
-    server = _servers[address]
-    return str(server.target) if server is not None else _Running(address).target
+    return str(_servers[address].target)
 
 
 def prepare() -> None:
@@ -97,8 +83,8 @@ def prepare() -> None:
     @functools.wraps(plain)
     def init(self: Any, server_or_cluster_def: Any, *args: Any, **kwargs: Any) -> None:
         wanted = _address(server_or_cluster_def, *args, **kwargs)
-        if wanted in _servers and _servers[wanted] is None:
-            self._server = _Running(wanted)
+        if isinstance(_servers.get(wanted), _Running):
+            self._server = _servers[wanted]
             return
         if wanted in _leaders and len(args) < 4:
             config = tf.compat.v1.ConfigProto()

@@ -36,7 +36,6 @@ class IPUMultiWorkerStrategy(HostReducedStrategy):
         servers.prepare()
         workers = cluster.read(cluster_resolver)
         self._ring = RingCollectives(workers, cluster.settings()) if workers.size > 1 else None
-        self._workers = workers
         self._resolver = cluster_resolver
         super().__init__(self._ring or Alone(), ipu_device, variables_on_host)
 

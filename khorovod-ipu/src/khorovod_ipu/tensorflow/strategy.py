@@ -225,7 +225,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
             if self._is_left_alone(one):
                 return one
             if not isinstance(one, values.DistributedValues):
-                one = one if _is_slices(one) else tf.convert_to_tensor(one)
+                one = one if isinstance(one, tf.IndexedSlices) else tf.convert_to_tensor(one)
                 one = values.PerReplica((one,) * len(self._devices))
             to = destinations if not isinstance(destinations, (float, int)) else self._devices[0]
             return self._cross_device_ops.reduce(reduce_op, one, destinations=to, options=options)
@@ -377,10 +377,6 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
     def should_save_summary(self) -> bool:
         """Whether this worker writes summaries: only worker 0 does."""
         return self._collectives.rank == 0
-
-
-def _is_slices(value: Any) -> bool:
-    return isinstance(value, tf.IndexedSlices)
 
 
 def _checked(device: str, replicas: int) -> list[str]:

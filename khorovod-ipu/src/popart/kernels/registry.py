@@ -116,12 +116,7 @@ def simple(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX, reads:
 
 
 def plain(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX) -> None:
-    """Register functions of the inputs alone, by the names of their operators.
-
-    Args:
-        kernels: the functions.
-        domain: domain of the operators.
-    """
+    """Register functions of the inputs alone, by the names of their operators."""
 
     def without_attributes(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda attributes, *inputs: function(*inputs)

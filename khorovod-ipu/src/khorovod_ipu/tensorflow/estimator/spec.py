@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,23 +43,14 @@ def _checked_call(what: str, call: Any) -> tuple[Callable[..., Any], Any]:
     return function, tensors
 
 
-class IPUEstimatorSpec(
-    NamedTuple(
-        "_IPUEstimatorSpec",
-        [
-            ("mode", str),
-            ("predictions", Any),
-            ("loss", Any),
-            ("train_op", Any),
-            ("eval_metric_ops", Any),
-            ("eval_metrics", Any),
-            ("host_call", Any),
-            ("training_hooks", Any),
-            ("evaluation_hooks", Any),
-            ("prediction_hooks", Any),
-        ],
-    )
-):
+_Spec = namedtuple(
+    "_Spec",
+    "mode predictions loss train_op eval_metric_ops eval_metrics host_call training_hooks evaluation_hooks "
+    "prediction_hooks",
+)
+
+
+class IPUEstimatorSpec(_Spec):
     """The result of a model function for an IPUEstimator.
 
     Args:

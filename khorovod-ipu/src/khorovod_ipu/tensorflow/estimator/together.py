@@ -16,12 +16,7 @@ v1 = tf.compat.v1
 
 
 class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
-    """Evaluates on worker 0 after each checkpoint; the other workers wait for worker 0's next gradient.
-
-    Args:
-        estimator: the estimator to run.
-        spec: settings of the evaluations.
-    """
+    """Evaluates on worker 0 after each checkpoint; the other workers wait for worker 0's next gradient."""
 
     def __init__(self, estimator: IPUEstimator, spec: EvalSpec) -> None:
         self._estimator = estimator

@@ -15,6 +15,7 @@ from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, Traini
 from khorovod_ipu.tensorflow.estimator.inputs import next_batches
 from khorovod_ipu.tensorflow.estimator.model import call_model, new_graph, step_on_host
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
+from khorovod_ipu.tensorflow.replicas import own_context
 from khorovod_ipu.tensorflow.ring import RingCollectives
 
 __all__ = ["StopAtStep", "train"]
@@ -106,7 +107,7 @@ def _scaffold(given: Any, state: TrainingState, model_dir: str | None) -> Any:
         "init_op", "init_feed_dict", "ready_op", "ready_for_local_init_op", "local_init_op", "local_init_feed_dict",
     )  # fmt: skip
     wanted = {name: getattr(given, name) for name in names} if given is not None else {}
-    summaries = given.summary_op if given is not None and given.summary_op is not None else _summaries()
+    summaries = given.summary_op if given is not None and given.summary_op is not None else v1.summary.merge_all()
     return v1.train.Scaffold(init_fn=start, saver=state.saver, summary_op=summaries, **wanted)
 
 
@@ -138,10 +139,6 @@ def _run_loop(session: Any, train_op: Any, iterations: int) -> None:
         session.run_step_fn(steps)
 
 
-def _summaries() -> Any:
-    return v1.summary.merge_all()
-
-
 def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple[IPUEstimatorSpec, Any, Any]:
     """Build the graph of one step; return the spec, the operation, and the loss to show."""
     config = estimator.config
@@ -155,7 +152,7 @@ def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple
     steps: dict[int, Any] = {}
 
     def model() -> None:
-        number = 0 if replicas == 1 else _local_number(strategy)
+        number = 0 if replicas == 1 else own_context().local
         features, labels = batches[number]
         spec = specs[number] = call_model(estimator.model_fn, features, labels, ModeKeys.TRAIN, params, config)
         steps[number] = spec.train_op
@@ -174,12 +171,6 @@ def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple
         with tf.control_dependencies([*steps.values(), loss]):
             train_op = v1.group(*[v1.assign_add(part, 1) for part in parts(v1.train.get_global_step())])
     return specs[0], train_op, loss
-
-
-def _local_number(strategy: Any) -> int:
-    """Return the number of the replica being built, in this worker."""
-    context = tf.distribute.get_replica_context()
-    return int(strategy.extended._get_local_replica_id(context._replica_id_in_sync_group))
 
 
 def _held_global_step() -> Any:
@@ -227,11 +218,8 @@ def _own_hooks(estimator: Any, state: TrainingState, loss: Any, listeners: Seque
         hooks.append(v1.train.LoggingTensorHook(shown, every_n_iter=config.log_step_count_steps))
     if config.save_summary_steps:
         Path(estimator.model_dir).mkdir(parents=True, exist_ok=True)
-        hooks.append(
-            v1.train.SummarySaverHook(
-                config.save_summary_steps, output_dir=estimator.model_dir, summary_op=_summaries()
-            )
-        )
+        steps, summaries = config.save_summary_steps, v1.summary.merge_all()
+        hooks.append(v1.train.SummarySaverHook(steps, output_dir=estimator.model_dir, summary_op=summaries))
         if config.log_step_count_steps:
             hooks.append(v1.train.StepCounterHook(config.log_step_count_steps, output_dir=estimator.model_dir))
     return hooks
