@@ -38,7 +38,6 @@ class Caller(CallContender):
         return "" if case.op == "allreduce" else "only allreduce is compared between frameworks"
 
     def prepare(self, case: Case) -> None:
-        """Allocate, run once, and check the result."""
         rank, size = self._control.rank, self._control.size
         self._call = self._bind(np.full(case.count(size), rank + 1, case.dtype))
         expected = output_blocks(case.op, rank, size)[0] if self._is_sum else rank + 1

@@ -35,12 +35,7 @@ Row = dict[str, Any]
 
 
 class Bench:
-    """Runs ``horovod.bench`` and jobs on host a of a cluster.
-
-    Args:
-        cluster: the hosts.
-        folder: for what the bench writes.
-    """
+    """Runs ``horovod.bench`` and jobs on host a of a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
@@ -151,6 +146,7 @@ def main() -> int:
     if wrong or why_not():
         parser.error(f"no part {wrong[0]!r}; there are {', '.join(PARTS)}" if wrong else why_not())
     target = args.json.absolute()
+    target.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
     is_kept = True
     for name in args.parts or PARTS:

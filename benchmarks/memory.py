@@ -12,16 +12,15 @@ import gc
 import sys
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from horovod.bench.jobs import horovodrun, run_job, write_event
+import horovod
 
 WAYS = ("no communication", "horovod", "ddp")
 STEPS = 3
 
 
-def rank(model: str, way: str) -> None:
-    """Train in one way for some steps, and report the bytes held."""
+def rank(model: str, way: str) -> tuple[int, int]:
+    """Train in one way for some steps; return the bytes held, and those of gradients."""
     import torch
 
     import horovod.torch as hvd
@@ -44,22 +43,18 @@ def rank(model: str, way: str) -> None:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     held = sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     gradients = sum(weight.grad.nbytes for weight in task.model.parameters() if weight.grad is not None)
-    for each in control.gather((held, gradients)):
-        if hvd.rank() == 0:
-            write_event({"held": each[0], "gradients": each[1]})
+    control.barrier()
     if way == "ddp":
         stop_gloo(control)
     hvd.shutdown()
+    return held, gradients
 
 
 def main(model: str, ranks: int) -> None:
     """Run a job for each way, and print what its ranks hold."""
     base = 0.0
     for way in WAYS:
-        events: list[dict[str, Any]] = []
-        if run_job(horovodrun(ranks, [str(Path(__file__)), "--rank", model, way]), events.append):
-            sys.exit(f"{way}: the job failed")
-        held, gradients = (mean(event[key] for event in events) for key in ("held", "gradients"))
+        held, gradients = map(mean, zip(*horovod.run(rank, (model, way), num_proc=ranks), strict=True))
         base = base or held
         print(
             f"{way:18s} {held / 1e6:8.1f} MB, beyond: {(held - base) / 1e6:7.1f} MB ({(held - base) / gradients:.0%})"
@@ -67,7 +62,4 @@ def main(model: str, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank(*sys.argv[2:])
-    else:
-        main(sys.argv[1] if len(sys.argv) > 1 else "mlp", int(sys.argv[2]) if len(sys.argv) > 2 else 2)
+    main(sys.argv[1] if len(sys.argv) > 1 else "mlp", int(sys.argv[2]) if len(sys.argv) > 2 else 2)

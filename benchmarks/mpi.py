@@ -12,11 +12,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from benchmarks.jobs import clean_environment, parse_event
 from benchmarks.mpi_find import MpiInstall, find_mpi
 from horovod.bench.cases import Case
 from horovod.bench.control import Agreement, Contender, WrongResultError
 from horovod.bench.gloo import common_interface
-from horovod.bench.jobs import clean_environment, parse_event
 
 __all__ = ["Mpi", "MpiJob", "PeerFailedError", "Spread", "command_line"]
 
@@ -215,10 +215,8 @@ class Mpi(Contender):
         return list(self._ask(do="measure", calls=calls).get("times", []))
 
     def release(self) -> None:
-        """Drop the arrays of the case."""
         self._ask(do="release")
 
     def close(self) -> None:
-        """End the job."""
         if self._job is not None:
             self._job.close()

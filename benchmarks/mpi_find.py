@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horovod.bench.jobs import clean_environment
+from benchmarks.jobs import clean_environment
 
 __all__ = ["MpiInstall", "find_mpi"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from benchmarks.jobs import write_event
 from horovod.bench.cases import Case, input_blocks, output_blocks
-from horovod.bench.jobs import write_event
 
 __all__ = ["Worker", "main"]
 
@@ -25,11 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Worker:
-    """Runs one rank's part of each command.
-
-    Args:
-        comm: MPI's world.
-    """
+    """Runs one rank's part of each command."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm

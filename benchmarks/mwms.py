@@ -57,11 +57,7 @@ class _Worker:
 
 
 class Mwms(Contender):
-    """The contender for allreduce, in a function.
-
-    Args:
-        control: how the ranks agree.
-    """
+    """The contender for allreduce, in a function."""
 
     name = "mwms ring"
 
@@ -74,23 +70,19 @@ class Mwms(Contender):
         return "" if case.op == "allreduce" else "only allreduce is compared between frameworks"
 
     def prepare(self, case: Case) -> None:
-        """Allocate, run once, and check."""
         size = self._control.size
         answer = self._worker.ask(do="prepare", count=case.count(size), dtype=case.dtype)
         if answer["value"] != size * (size + 1) // 2:
             raise WrongResultError(f"{self.name}: {dataclasses.asdict(case)} gave {answer['value']}")
 
     def measure(self, calls: int) -> list[float]:
-        """Time some calls, each as the mean over the ranks."""
         self._control.barrier()
         return mean_of_ranks(self._control.gather(self._worker.ask(do="measure", calls=calls)["times"]))
 
     def release(self) -> None:
-        """Drop the tensors of the case."""
         self._worker.ask(do="release")
 
     def close(self) -> None:
-        """End the worker."""
         self._worker.close()
 
 

@@ -41,12 +41,7 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
 
 
 def contenders(control: Agreement, args: Any = None) -> list[Contender]:
-    """Allreduce of numpy's arrays, eager, and in a program; a callback that does nothing; and JAX's own, over Gloo.
-
-    Args:
-        control: how the ranks agree.
-        args: the command line; unused.
-    """
+    """Allreduce of numpy's arrays, eager, and in a program; a callback that does nothing; and JAX's own, over Gloo."""
     start_jax(control)
     plain = horovod.numpy
     return [
@@ -117,10 +112,6 @@ def _gloo_arm(task: JaxTask) -> Arm:
 
 
 def arms(control: Agreement) -> Sequence[Callable[[JaxTask], Arm]]:
-    """Return the ways to train.
-
-    Args:
-        control: how the ranks agree.
-    """
+    """Return the ways to train."""
     start_jax(control)
     return (_local, _horovod, _gloo_arm)

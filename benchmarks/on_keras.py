@@ -136,11 +136,7 @@ _PEERS = {"tensorflow": _mwms, "torch": _ddp, "jax": _data_parallel}
 
 
 def arms(control: Agreement) -> Sequence[_MakeArm]:
-    """Return the ways to train.
-
-    Args:
-        control: how the ranks agree.
-    """
+    """Return the ways to train."""
     return (_local, _horovod, *_PEERS[BACKEND](control))
 
 
@@ -150,12 +146,7 @@ def _eager(array: Array) -> Callable[[], Any]:
 
 
 def contenders(control: Agreement, args: Any = None) -> list[Contender]:
-    """Allreduce of numpy's arrays and of the backend's tensors, and what the backend's framework offers itself.
-
-    Args:
-        control: how the ranks agree.
-        args: the command line; unused.
-    """
+    """Allreduce of numpy's arrays and of the backend's tensors, and what the backend's framework offers itself."""
     peer: Contender
     if BACKEND == "tensorflow":
         from benchmarks.mwms import Mwms

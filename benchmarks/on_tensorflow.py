@@ -38,12 +38,7 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
 
 
 def contenders(control: Agreement, args: Any = None) -> list[Contender]:
-    """Allreduce of numpy's arrays, eager, and in a function; a callback that does nothing; and TensorFlow's own ring.
-
-    Args:
-        control: how the ranks agree.
-        args: the command line; unused.
-    """
+    """Allreduce of numpy's arrays, eager, and in a function; a callback that does nothing; and TensorFlow's ring."""
     plain = horovod.numpy
     return [
         Caller("horovod numpy", control, lambda array: lambda: plain.allreduce(array, op=hvd.Sum, name="bench.numpy")),
@@ -86,9 +81,5 @@ def _horovod(task: Task) -> Arm:
 
 
 def arms(control: Agreement) -> Sequence[Callable[[Task], Arm]]:
-    """Return the ways to train.
-
-    Args:
-        control: how the ranks agree.
-    """
+    """Return the ways to train."""
     return (_local, _horovod, lambda task: mwms_arm(control, task.name, task.tiny))

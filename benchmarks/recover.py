@@ -28,8 +28,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from horovod.bench.jobs import clean_environment
-
 _WIDTH, _LAYERS, _BATCH = 2500, 4, 8
 STEPS_BEFORE, _STEPS_AFTER, _LIMIT_S = 12, 3, 150.0
 _INITS, _PROTECTED_STEPS = 20, 60
@@ -260,7 +258,7 @@ def started(jobs: Sequence[tuple[list[str], dict[str, str]]]) -> Iterator[None]:
         for command, env in jobs:
             running.append(
                 subprocess.Popen(
-                    command, env={**clean_environment(), "OMP_NUM_THREADS": "1", **env}, start_new_session=True,
+                    command, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, start_new_session=True,
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=None if os.environ.get("RECOVER_VERBOSE") else subprocess.DEVNULL,
                 )
@@ -346,7 +344,7 @@ def _once(worker: str, ranks: int, *flags: str) -> Any:
     """Run a job to its end, and return what it has written."""
     with tempfile.TemporaryDirectory() as name:
         command = horovodrun(ranks, *flags) + worker_command(worker, Path(name))
-        subprocess.run(command, env=clean_environment(), check=True, timeout=_LIMIT_S, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=_LIMIT_S, stdout=subprocess.DEVNULL)
         return json.loads((Path(name) / f"{worker}.json").read_text())
 
 

@@ -2,8 +2,8 @@
 
 python benchmarks/recover_hosts.py [--rounds 3] [--json FILE]
 
-The training is that of ``recover.py``, two ranks on each host. A rank gets SIGKILL; a host loses all its processes and
-its cable at once, so that nobody tells the others.
+The training is that of ``recover.py``, two ranks on each host. A rank gets SIGKILL; a host loses its cable
+and then all its processes, so that nobody tells the others.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def _lose(cluster: Cluster, is_host: bool) -> float:
             before = steps_in(folder)
             lost = sorted(key for key in before if key.startswith("b-"))
             if is_host:
+                cluster.cut("b")
                 lost_s = time.time()
                 cluster.crash("b")
             else:

@@ -27,13 +27,7 @@ _RECORDS = 20_000
 
 
 class _Trainer:
-    """Times turns of steps, with a recording and without.
-
-    Args:
-        arm: a way to train.
-        control: how the ranks agree.
-        path: of the timeline.
-    """
+    """Times turns of steps, with a recording and without."""
 
     def __init__(self, arm: Arm, control: Agreement, path: Path) -> None:
         self._arm, self._control, self._path = arm, control, path

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from bench_doubles import LocalAgreement
 
+from benchmarks.jobs import clean_environment
 from benchmarks.mpi import Mpi, MpiJob, PeerFailedError, Spread, _spread, command_line
 from benchmarks.mpi_find import MpiInstall, find_mpi
 from horovod.bench.cases import OPS, Case
-from horovod.bench.jobs import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 

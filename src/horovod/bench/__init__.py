@@ -1,6 +1,6 @@
 """``python -m horovod.bench``: measure horovod beside its alternatives, in the same run.
 
-    cli, jobs            command line; starts the ranks when no launcher did
+    cli                  command line; starts the ranks when no launcher did
     rank                 one rank's part of a benchmark
     cases, stats         the measured cases, and medians and ratios (pure)
     collective           alternating rounds of all contenders

@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from horovod.bench.control import Agreement
+from horovod.bench.host import versions
 from horovod.bench.network import run_network
 from horovod.world import detect
 
 __all__ = ["advice", "main"]
 
-_PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "numpy", "mpi4py", "pyzmq")
 _CLOCK_S, _LATENCY_S, _SLOW_BYTES_S = 1.0, 5e-3, 125e6
 _ROUNDS, _LARGE_BYTES = 3, 16 << 20
 
@@ -57,16 +56,6 @@ def _shown(row: Mapping[str, Any]) -> str:
     return f"{row['bytes_s'] / 1e9:.2f} GB/s, {row['latency_s'] * 1e3:.2f} ms for 64 B"
 
 
-def _versions() -> dict[str, str]:
-    found = {"Python": sys.version.partition(" ")[0]}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> int:
     """Entry point of each rank."""
     import horovod.torch as hvd
@@ -76,7 +65,7 @@ def main() -> int:
     names = control.gather(detect().hostname)
     control.barrier()
     clocks = dict(zip(names, control.gather(time.time()), strict=True))
-    versions = dict(zip(names, control.gather(_versions()), strict=True))
+    installed = dict(zip(names, control.gather(versions()), strict=True))
     rows: list[dict[str, Any]] = []
     if len(names) > 1:
         rows = run_network(control, lambda *_: None, rounds=_ROUNDS, large=_LARGE_BYTES)
@@ -84,7 +73,7 @@ def main() -> int:
         print(f"{len(names)} host{'s' * (len(names) > 1)} reached, with the same khorovod: {', '.join(names)}")
         for row in rows:
             print(f"{row['hosts']}: {_shown(row)}")
-        found = advice(clocks, versions, rows)
+        found = advice(clocks, installed, rows)
         for sentence in found or ["nothing to fix"]:
             print(f"to fix: {sentence}" if found else sentence)
     hvd.shutdown()

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from horovod.bench.cases import DEFAULT_SIZES, DTYPES, FRAMEWORKS, MODELS, OPS, PEERS, parse_sizes
-from horovod.bench.jobs import horovodrun, run_job, write_event
+from horovod.bench.rank import run_rank
 from horovod.bench.report import show
+from horovod.errors import LaunchError
+from horovod.launch.run import run
 from horovod.world import detect
 
 __all__ = ["main", "parse"]
@@ -60,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write the result, the host's facts and the command")
     add("--rounds", type=_positive, default=7, help="how often the contenders take turns (default 7)")
     add("--threads", type=int, default=0, help="torch threads per rank (default: cores / ranks, at least 1)")
-    add("--events", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", required=True, metavar="WHAT")
     for op in OPS:
         _add_collective(commands, op, common)
@@ -141,19 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"horovod.bench: {problem}", file=sys.stderr)
         return 2
     world = detect()
-    if args.events or world.launcher != "none":
-        from horovod.bench.rank import run_rank
-
+    if world.launcher != "none":
         result = run_rank(args, typed)
-        if world.rank == 0 and args.events:
-            write_event(result)
-        elif world.rank == 0:
+        if world.rank == 0:
             show(result, args.json)
         return 0
-    found: list[dict[str, Any]] = []
-    status = run_job(horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"], args.hosts), found.append)
-    if status or not found:
-        print(f"horovod.bench {args.command}: no result, exit status {status}", file=sys.stderr)
-        return status or 1
-    show(found[-1], args.json)
+    try:
+        result, *_ = run(run_rank, (args, typed), num_proc=args.np, hosts=args.hosts or f"localhost:{args.np}")
+    except LaunchError as error:
+        print(f"horovod.bench {args.command}: {error}", file=sys.stderr)
+        return 1
+    show(result, args.json)
     return 0

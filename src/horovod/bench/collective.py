@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from horovod.bench.cases import Case, format_bytes
@@ -11,45 +10,46 @@ from horovod.bench.control import Agreement, Contender, Tell
 from horovod.bench.host import available_bytes
 from horovod.bench.stats import calls_for, summarize
 
-__all__ = ["Turns", "run_cases"]
-
-
-@dataclass(frozen=True)
-class Turns:
-    """How long to measure.
-
-    Attributes:
-        rounds: how often the contenders take turns.
-        round_s: seconds of one turn; determines the number of calls.
-    """
-
-    rounds: int = 7
-    round_s: float = 0.05
+__all__ = ["run_cases"]
 
 
 def run_cases(
-    cases: Sequence[Case], contenders: Sequence[Contender], control: Agreement, plan: Turns, tell: Tell
+    cases: Sequence[Case],
+    contenders: Sequence[Contender],
+    control: Agreement,
+    tell: Tell,
+    *,
+    rounds: int = 7,
+    round_s: float = 0.05,
 ) -> list[dict[str, Any]]:
     """Measure every case with every contender; called on all ranks, in step.
+
+    Args:
+        cases: what to measure.
+        contenders: the libraries.
+        control: agreement between the ranks.
+        tell: reports progress.
+        rounds: how often the contenders take turns.
+        round_s: seconds of one turn; determines the number of calls.
 
     Returns:
         One row per case; rank 0's is the result.
     """
     rows = []
-    steps = len(cases) * (plan.rounds + 1)
+    steps = len(cases) * (rounds + 1)
     for number, case in enumerate(cases):
         what = f"{case.op} {format_bytes(case.nbytes)} {case.dtype}"
-        done = number * (plan.rounds + 1)
+        done = number * (rounds + 1)
         tell(done, steps, what)
         active, skipped = _prepare(case, contenders, control)
-        calls = {each.name: _calibrate(each, control, plan) for each in active}
+        calls = {each.name: _calibrate(each, control, round_s) for each in active}
         times: dict[str, list[float]] = {each.name: [] for each in active}
-        for turn in range(plan.rounds):
+        for turn in range(rounds):
             tell(done + 1 + turn, steps, what)
             for each in active:
                 spent = each.measure(calls[each.name])
                 times[each.name] += spent
-                calls[each.name] = control.broadcast(calls_for(min(spent, default=1.0), plan.round_s))
+                calls[each.name] = control.broadcast(calls_for(min(spent, default=1.0), round_s))
         for each in active:
             each.release()
             skipped |= _reason(each, case, control)
@@ -84,11 +84,11 @@ def _prepare(case: Case, contenders: Sequence[Contender], control: Agreement) ->
     return active, skipped
 
 
-def _calibrate(contender: Contender, control: Agreement, plan: Turns) -> int:
+def _calibrate(contender: Contender, control: Agreement, round_s: float) -> int:
     """Warm up, and choose the number of calls of a round from their time; the same on all ranks."""
     contender.measure(1)
     warm = contender.measure(3)
-    return control.broadcast(calls_for(min(warm, default=1.0), plan.round_s))
+    return control.broadcast(calls_for(min(warm, default=1.0), round_s))
 
 
 def _row(case: Case, samples: dict[str, dict[str, float]], skipped: dict[str, str]) -> dict[str, Any]:

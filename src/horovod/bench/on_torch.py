@@ -45,11 +45,7 @@ def contenders(control: Agreement, args: argparse.Namespace) -> list[Contender]:
 
 
 def arms(control: Agreement) -> Sequence[Callable[[Task], Arm]]:
-    """Return the ways to train; the first one does not communicate.
-
-    Args:
-        control: agreement between the ranks.
-    """
+    """Return the ways to train; the first one does not communicate."""
     start_gloo(control)
     return (local_arm, horovod_arm, ddp_arm)
 

@@ -17,10 +17,11 @@ from horovod.engine.times import ENDED, REQUEST, STARTED, SUBMITTED
 
 __all__ = ["run_profile"]
 
+#: Seconds of one measurement.
+_ROUND_S = 0.05
 
-def run_profile(
-    sizes: Sequence[int], control: Agreement, tell: Tell, *, rounds: int = 7, round_s: float = 0.05
-) -> list[dict[str, Any]]:
+
+def run_profile(sizes: Sequence[int], control: Agreement, tell: Tell, *, rounds: int = 7) -> list[dict[str, Any]]:
     """Time the parts of allreduces of ordinary tensors and of tensors in the arena; called on all ranks.
 
     Args:
@@ -28,7 +29,6 @@ def run_profile(
         control: agreement between the ranks.
         tell: reports progress.
         rounds: number of measurements of each.
-        round_s: seconds of one measurement.
 
     Returns:
         A row per size; rank 0's is the result. A figure is the median over calls of the mean over ranks.
@@ -44,7 +44,7 @@ def run_profile(
             warm = way.measure(3)
             columns: list[list[float]] = [[] for _ in ("call", *PARTS)]
             for _ in range(rounds):
-                calls = control.broadcast(calls_for(min(warm), round_s))
+                calls = control.broadcast(calls_for(min(warm), _ROUND_S))
                 warm = way.measure(calls)
                 for column, by_rank in zip(columns, zip(*control.gather(_parts(warm)), strict=True), strict=True):
                     column += mean_of_ranks(by_rank)

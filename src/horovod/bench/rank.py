@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from horovod.bench.cases import OPS, Case
-from horovod.bench.collective import Turns, run_cases
+from horovod.bench.collective import run_cases
 from horovod.bench.control import Agreement, Tell
 from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.stepping import run_train
@@ -22,10 +22,6 @@ _LINE_S = 5.0
 
 def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
     """Run the benchmark together with the other ranks of this job; rank 0 reports progress on stderr.
-
-    Args:
-        args: the command line, parsed.
-        typed: the command line.
 
     Returns:
         The result, which goes into the JSON file; only rank 0's counts.
@@ -56,7 +52,7 @@ def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
     used = Load.now().since(start)
     more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
     hvd.shutdown()
-    command = " ".join(["python", "-m", "horovod.bench", *(word for word in typed if word != "--events")])
+    command = " ".join(["python", "-m", "horovod.bench", *typed])
     return {
         "schema": 1, "kind": args.command, "command": command, "np": control.size, "host": host, **more, "rows": rows,
     }  # fmt: skip
@@ -93,7 +89,7 @@ def _measure(args: argparse.Namespace, module: Any, control: Agreement, tell: Te
     assert args.command in OPS
     cases = [Case(args.command, nbytes, dtype, args.batch) for dtype in args.dtype for nbytes in args.sizes]
     contenders = module.contenders(control, args)
-    rows = run_cases(cases, contenders, control, Turns(args.rounds, args.round_ms / 1000), tell)
+    rows = run_cases(cases, contenders, control, tell, rounds=args.rounds, round_s=args.round_ms / 1000)
     for each in reversed(contenders):
         each.close()
     return rows

@@ -25,12 +25,7 @@ _WHY_NO_SUM = {
 
 
 def show(result: Result, file: Path | None) -> None:
-    """Print a result.
-
-    Args:
-        result: result of ``run_rank``.
-        file: file to write it to as well.
-    """
+    """Print a result."""
     stdout = Console()
     if not stdout.is_terminal:
         stdout = Console(width=160)

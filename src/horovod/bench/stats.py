@@ -30,6 +30,6 @@ def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
     return [max(call) for call in zip(*by_rank, strict=True)]
 
 
-def calls_for(call_s: float, round_s: float, *, least: int = 2, most: int = 2000) -> int:
+def calls_for(call_s: float, round_s: float) -> int:
     """Return the number of calls that fill a round of ``round_s`` seconds, when one takes ``call_s``."""
-    return max(least, min(most, int(round_s / max(call_s, 1e-7))))
+    return max(2, min(2000, int(round_s / max(call_s, 1e-7))))

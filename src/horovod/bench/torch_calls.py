@@ -87,11 +87,7 @@ class Ours(_Tensors):
 
 
 class Gloo(_Tensors):
-    """torch.distributed over Gloo.
-
-    Args:
-        control: agreement between the ranks.
-    """
+    """torch.distributed over Gloo."""
 
     def __init__(self, control: Agreement) -> None:
         super().__init__("gloo", control)
@@ -129,5 +125,4 @@ class Gloo(_Tensors):
         return lambda: in_place(function, output, tensor)
 
     def close(self) -> None:
-        """End the process group."""
         stop_gloo(self._control)
