@@ -15,6 +15,8 @@ from paper import PaperHandle, PaperJob, Script, play, request, shuffled
 from paper_hosts import PaperHosts
 
 from benchmarks.control import Simulation
+from horovod.core.generation import Generation, Member
+from horovod.core.hub import HubCoordinator
 from horovod.core.requests import NO_NOTE, Kind, Request
 
 orders = settings(max_examples=80)
@@ -232,6 +234,45 @@ def test_groups_hold_the_members_of_a_process_set_and_end_with_it() -> None:
         job.assert_quiet()
         assert late.response is not None
         assert f"still waited for ranks {list(members[1:])}" in late.response.error
+
+
+def _hub_of_pairs() -> HubCoordinator:
+    """Two hosts with two ranks each, whose groups 0 are an allreduce of process set 1, the first three ranks."""
+    hub = HubCoordinator(Generation([Member(100 + rank, "here") for rank in range(4)], hosts=[[0, 1], [2, 3]]))
+    _submit_all(hub, request("add", Kind.ADD_PROCESS_SET, ranks=(0, 1, 2)))
+    for rank in range(3):
+        hub.declare(rank, 0, request("x", process_set=1))
+    for ranks in ((0, 1), (2,)):
+        hub.declare_group(ranks[0], 0, tuple((rank, 0) for rank in ranks))
+    return hub
+
+
+def _submit_all(hub: HubCoordinator, wanted: Request) -> None:
+    for rank in range(4):
+        hub.declare(rank, 1, wanted)
+        hub.submit(rank, 1)
+
+
+def test_the_answer_to_groups_is_forgotten_when_process_sets_change() -> None:
+    hub = _hub_of_pairs()
+    for _ in range(2):
+        hub.submit_groups(0, [0])
+        hub.submit_groups(2, [0])
+    _submit_all(hub, request("remove", Kind.REMOVE_PROCESS_SET, root=1))
+    _submit_all(hub, request("add", Kind.ADD_PROCESS_SET, ranks=(0, 1)))
+    hub.take()
+    hub.submit_groups(0, [0])
+    (response,) = [entry.response for entry in hub.take() if entry.response is not None]
+    assert response.members == (0, 1)
+
+
+def test_groups_that_are_answered_while_another_thread_asks_are_not_waiting() -> None:
+    hub = _hub_of_pairs()
+    hub.submit_groups(0, [0])
+    assert [(present, missing) for _, _, present, missing in hub.waiting()] == [([0, 1], [2])]
+    (operation,) = hub._counted
+    operation.arrived.clear()  # the other thread has come so far
+    assert hub.waiting() == []
 
 
 def test_a_host_of_which_a_rank_has_joined_goes_on_at_once() -> None:

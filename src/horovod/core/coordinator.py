@@ -21,7 +21,7 @@ from horovod.core import fusion, mismatch
 from horovod.core.generation import Generation
 from horovod.core.requests import NO_NOTE, Kind, Request, Response
 
-__all__ = ["Coordinator", "LogEntry", "PendingRequest"]
+__all__ = ["CachedResponse", "Coordinator", "LogEntry", "PendingRequest"]
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +56,7 @@ class _CachedRequest(NamedTuple):
     join: Request | None
 
 
-class _CachedResponse(NamedTuple):
+class CachedResponse(NamedTuple):
     """A response that the coordinator remembers.
 
     Attributes:
@@ -101,14 +101,14 @@ class Coordinator:
         self._serial = 0
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, PendingRequest] = {}
-        self._known: dict[Hashable, _CachedResponse] = {}
+        self._known: dict[Hashable, CachedResponse] = {}
         # The key of each id, least recently used first. A key may contain one number per rank.
         self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
         self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()
         self._next_id = 0
         self._log: list[LogEntry] = []
-        self._ready: list[tuple[_CachedResponse, tuple[int, ...]]] = []
+        self._ready: list[tuple[CachedResponse, tuple[int, ...]]] = []
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
@@ -177,7 +177,7 @@ class Coordinator:
     def waiting(self) -> list[tuple[Hashable, Request, list[int], list[int]]]:
         """Return the pending operations: (key, a request, ranks that submitted, ranks that are missing)."""
         result = []
-        for match, pending in self._pending.items():
+        for match, pending in self._all_pending().items():
             present = [rank for rank, serial in enumerate(pending.serials) if serial is not None]
             result.append((match, self._request_of(pending), present, self._missing(pending)))
         return result
@@ -187,6 +187,9 @@ class Coordinator:
         pending = self._pending.pop(match, None)
         if pending is not None:
             self._error(pending, error, error_type)
+
+    def _all_pending(self) -> dict[Hashable, PendingRequest]:
+        return self._pending
 
     def _request_of(self, pending: PendingRequest) -> Request:
         return self._requests[next(serial for serial in pending.serials if serial is not None)]
@@ -199,8 +202,8 @@ class Coordinator:
         members = self._members(pending.process_set)
         return [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
 
-    def _complete(self, match: Hashable, pending: PendingRequest) -> None:
-        """Answer what all have submitted."""
+    def _complete(self, match: Hashable, pending: PendingRequest) -> CachedResponse | None:
+        """Answer what all have submitted; return the response if it is remembered."""
         del self._pending[match]
         serials = tuple(pending.serials)
         key = (serials, len(self.joined))
@@ -208,15 +211,16 @@ class Coordinator:
         if known is None:
             known = self._learn(key, pending)
             if known is None:
-                return
+                return None
         else:
             self._keys.move_to_end(known.id)
         notes = pending.notes
         if pending.process_set or self.joined:
             notes = [notes[rank] for rank, serial in enumerate(serials) if serial is not None]
         self._ready.append((known, () if NO_NOTE in notes else tuple(notes)))
+        return known
 
-    def _learn(self, key: Hashable, pending: PendingRequest) -> _CachedResponse | None:
+    def _learn(self, key: Hashable, pending: PendingRequest) -> CachedResponse | None:
         """Return the response to what all have submitted; None if it is in the log already, as it is used once."""
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         requests = [self._requests[serial] for serial in pending.serials if serial is not None]
@@ -240,7 +244,7 @@ class Coordinator:
             self._run_once(response)
             return None
         nbytes = sum(tensor.nbytes for tensor in first.tensors)
-        known = _CachedResponse(self._declare(response), self._fuse_key(response), nbytes)
+        known = CachedResponse(self._declare(response), self._fuse_key(response), nbytes)
         self._known[key] = known
         self._keys[known.id] = key
         if len(self._known) > self._capacity:

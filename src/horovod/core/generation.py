@@ -42,7 +42,6 @@ class Generation:
 
     Args:
         members: the processes, by rank.
-        home: the rank at which the coordinator runs.
         number: number of the job's meeting, from 1.
         hosts: the ranks of each host, in the order of their local ranks; all on one host when omitted.
 
@@ -51,11 +50,8 @@ class Generation:
         sets: the process sets; they change by entries of the log only, so they are equal on all ranks.
     """
 
-    def __init__(
-        self, members: Sequence[Member], home: int = 0, number: int = 1, hosts: Sequence[Sequence[int]] = ()
-    ) -> None:
+    def __init__(self, members: Sequence[Member], number: int = 1, hosts: Sequence[Sequence[int]] = ()) -> None:
         self.members = tuple(members)
-        self.home = home
         self.number = number
         self.size = len(self.members)
         self.hosts = tuple(map(tuple, hosts)) or (tuple(range(self.size)),)
