@@ -158,7 +158,7 @@ def test_resets_have_a_limit() -> None:
         members.handle(Ended(lost, KILLED))
         for slot in rest:
             decisions = do(members, Ready(slot))
-    assert decisions[-1] == Finish("the job was reset 1 times, which is its limit")
+    assert decisions[-1] == Finish("the job has reached its limit of resets, 1")
 
 
 def test_a_job_that_has_ended_well_starts_nothing_more() -> None:

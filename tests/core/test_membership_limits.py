@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from memberships import A0, A1, B0, B1, ELASTIC, KILLED, do, kinds, ranks, started
 
 from horovod.core.membership import Membership
@@ -69,7 +70,7 @@ def test_nobody_is_fenced_where_too_few_are_left_with_it() -> None:
         members.handle(Ready(slot, 5))
     decisions = members.handle(Tick(600))
     assert kinds(decisions) == [Refuse, Refuse, Finish]
-    assert decisions[-1] == Finish("there were 3 ranks of at least 4 within 600 s")
+    assert decisions[-1] == Finish("only 3 of at least 4 ranks were there within 600 s")
 
 
 def test_work_stands_still_from_the_first_member_on_that_waits_for_the_next_generation() -> None:
@@ -96,17 +97,18 @@ def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     members.handle(Discovered({"a": 2}))
     members.handle(Ready(A0))
     assert members.handle(Tick(59)) == []
-    assert members.handle(Tick(60))[-1] == Finish("there were 1 ranks of at least 2 within 60 s")
+    assert members.handle(Tick(60))[-1] == Finish("only 1 of at least 2 ranks were there within 60 s")
 
 
-def test_processes_that_another_launcher_starts_come_by_themselves() -> None:
-    """Ranks are as that launcher says, nobody is started, and a loss before the beginning is not waited for."""
+@pytest.mark.parametrize("how", ["was killed by SIGKILL", ""], ids=["killed", "ended well"])
+def test_processes_that_another_launcher_starts_come_by_themselves(how: str) -> None:
+    """Ranks are as that launcher says, nobody is started, and a process that ends before is not waited for."""
     members = Membership(Policy(4, is_elastic=True, is_open=True))
     slots = [Slot("b", 2), Slot("a", 1), Slot("a", 0), Slot("b", 3)]
     for slot in slots:
         assert members.handle(Arrived(slot)) == []
         assert members.is_open(slot)
-    assert members.handle(Ended(slots[3], "was killed by SIGKILL")) == []
+    assert members.handle(Ended(slots[3], how)) == []
     decisions = [members.handle(Ready(slot)) for slot in slots[:3]]
     (assign,) = decisions[2]
     assert isinstance(assign, Assign) and decisions[:2] == [[], []]
@@ -120,3 +122,12 @@ def test_processes_that_another_launcher_starts_come_by_themselves() -> None:
         last = members.handle(Ready(slot, 5, "same"))
     assert isinstance(last[0], Assign)
     assert {slot: at.rank for slot, at in last[0].positions.items()} == {slots[1]: 0, slots[0]: 1, late: 2}
+
+
+def test_processes_of_another_launcher_that_all_fail_before_they_meet_end_the_job() -> None:
+    members = Membership(Policy(2, is_elastic=True, is_open=True))
+    for host in "ba":
+        members.handle(Arrived(Slot(host, 0)))
+        decisions = members.handle(Ended(Slot(host, 0), "was killed by SIGKILL"))
+    (finish,) = decisions
+    assert isinstance(finish, Finish) and "2 processes have failed; the last: slot a:0 was killed" in finish.why

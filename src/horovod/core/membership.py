@@ -62,6 +62,7 @@ class Membership:
         self._is_draining = False  # a process has ended well: no more are started, and newcomers not admitted
         self._failures: collections.Counter[str] = collections.Counter()  # by host
         self._usable_at: dict[str, float] = {}
+        self._absent = 0  # processes of another launcher that have ended before the first generation
         self._ended: dict[Slot, str] = {}  # of a fixed job
         self._ranks: dict[Slot, int] = {}  # of the latest generation
         self._failure = ""  # the last one since a generation began
@@ -148,6 +149,7 @@ class Membership:
             return
         self._dissolve(process)
         del self._phases[process.phase][event.slot]
+        self._absent += not self.generation
         why = f"slot {event.slot} {event.how}"
         if not self._policy.is_elastic:
             self._ended[event.slot] = event.how
@@ -163,10 +165,11 @@ class Membership:
             if event.slot in self._ranks or not self._has_ever_begun:
                 self._failure = why
             # Without this limit, a script that cannot even begin would be started again for ever.
-            if not self._has_ever_begun and self._failures.total() >= self._policy.size + self._policy.spares:
-                self._end(
-                    f"no generation has begun, and {self._failures.total()} processes have failed; the last: {why}"
-                )
+            # A host that was withdrawn since has most likely failed itself.
+            is_open = self._policy.is_open  # then no host is withdrawn
+            failures = sum(count for host, count in self._failures.items() if is_open or host in self._hosts)
+            if not self._has_ever_begun and failures >= self._policy.size + self._policy.spares:
+                self._end(f"no generation has begun, and {failures} processes have failed; the last: {why}")
 
     def _cool_down(self, host: str, doublings: int) -> None:
         least, limit = self._policy.cool_down_s or (math.inf, math.inf)
@@ -230,9 +233,10 @@ class Membership:
         if self.generation:
             return len(self._phases[Phase.WAITING]) >= self._policy.fewest
         size = self._policy.size
-        if self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
-            left = size - self._failures.total() if self._policy.is_open else self._alive() + self._startable()
-            size = max(self._policy.fewest, min(size, left))
+        if self._policy.is_open:
+            size = max(self._policy.fewest, size - self._absent)
+        elif self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
+            size = max(self._policy.fewest, min(size, self._alive() + self._startable()))
         # Take the processes that were started first; the others are spares.
         first = [p.phase for p in ordered(self._processes.values(), self._hosts) if p.phase not in NOT_ALIVE][:size]
         return first == [Phase.WAITING] * size
@@ -256,7 +260,7 @@ class Membership:
         if len(members) < policy.fewest:
             return
         if policy.is_elastic and policy.resets is not None and self.generation > policy.resets:
-            self._end(f"the job was reset {policy.resets} times, which is its limit")
+            self._end(f"the job has reached its limit of resets, {policy.resets}")
             return
         by_host: dict[str, list[Process]] = {}
         for process in members:
@@ -333,7 +337,7 @@ class Membership:
             missing = [p.slot for p in late] or [s for s in self._processes if s not in here]
             self._refuse(f"slot {', '.join(map(str, missing))} did not come to init() {limit}")
         elif (count := len(here) + len(late)) < self._policy.fewest and not self._are_dying():
-            self._end(f"there were {count} ranks of at least {self._policy.fewest} {limit}")
+            self._end(f"only {count} of at least {self._policy.fewest} ranks were there {limit}")
         elif late:
             for process in late:
                 self._dissolve(process)
