@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from leaks import Belongings, leaked_since
 
+from horovod.errors import LaunchError
+
 os.environ |= {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+}  # fmt: skip
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -35,8 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
 ]
-_STORE = 80 << 20
-_STEPS, _WIDTH = 6, 4
+_STORE, _STEPS, _WIDTH = 80 << 20, 6, 4
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +54,7 @@ def cluster() -> Iterator[Any]:
     node = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": _STORE}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    head = {**node, "include_dashboard": False, "ray_client_server_port": port}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(True, head_node_args={**node, "include_dashboard": False, "ray_client_server_port": port})
     cluster.client_port = port
     try:
         cluster.add_node(**node)
@@ -126,8 +124,6 @@ def test_ranks_of_two_nodes_compute_what_one_process_does_and_give_all_back(clus
 
 
 def test_a_failing_function_and_a_killed_actor_are_named(cluster: Any) -> None:
-    from horovod.errors import LaunchError
-
     executor = _executor(num_workers=3)
     executor.start()
     with pytest.raises(ValueError, match="rank 1 has no data") as caught:
@@ -151,12 +147,15 @@ import sys
 sys.path[:0] = {paths}
 import ray, test_ray
 from horovod.errors import LaunchError
+from horovod.ray import ElasticRayExecutor
 ray.init("ray://127.0.0.1:{port}", log_to_driver=False)
 executor, heard = test_ray._executor(num_workers=2), []
 executor.start(test_ray._Sum, [1.0], {{"factor": 2.0}})
 print([each[:5] for each in executor.run(test_ray._places, [10], callbacks=[heard.append])], len(heard))
 print(executor.execute(lambda each: each.add(1.0)))
-print([each[0] for each in ray.get(executor.run_remote(test_ray._places, [1]))])
+elastic = ElasticRayExecutor(ElasticRayExecutor.create_settings(2, 2))
+elastic.start()
+print([each[0] for each in ray.get(executor.run_remote(test_ray._places, [1]))], elastic.run(lambda: 3))
 try:
     executor.run(test_ray._places, [10], {{"dies": 1}})
 except LaunchError as error:
@@ -172,7 +171,7 @@ def test_the_same_holds_through_ray_client(cluster: Any) -> None:
     assert found.stdout.splitlines() == [
         "[(0, 2, 0, 0, [21.0, 23.0, 25.0]), (1, 2, 1, 0, [21.0, 23.0, 25.0])] 2",
         "[[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]",
-        "[0, 1]",
+        "[0, 1] [3, 3]",
         "True",
     ]
 
@@ -200,30 +199,19 @@ def test_what_the_cluster_does_not_have_is_said(cluster: Any) -> None:
     executor = RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=1), num_workers=9)
     with pytest.raises(TimeoutError, match=r"could not reserve 9 x \{'CPU': 1\}.*within 1 s"):
         executor.start()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"max_workers": 2}, "give min_workers"),
-        ({"min_workers": 2, "num_workers": 2}, "give one of"),
-        ({"num_hosts": 2, "num_workers": 2}, "give one of"),
-        ({}, "none of them"),
-        ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu=True"),
-        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0}, "at least 1"),
-        ({"num_workers": 0}, "must be positive"),
-        ({"min_workers": 3, "max_workers": 2}, "max_workers not less"),
-    ],
-)
-def test_wrong_arguments_are_refused(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        _executor(**kwargs)
+    executor = _executor(min_workers=1, cpus_per_worker=99, elastic_timeout=1)
+    executor.start()
+    with pytest.raises(LaunchError, match=r"within 1 s\nthe Ray nodes have room for 0 of at least 1 workers with .*99"):
+        executor.run(int)
 
 
 def test_calls_in_the_wrong_order_are_refused(cluster: Any) -> None:
     with pytest.raises(RuntimeError, match=r"call start\(\) first"):
         _executor(num_workers=1).run(int)
     elastic = _executor(min_workers=1)
+    elastic.start()
+    with pytest.raises(ValueError, match="must be callable; received None"):
+        elastic.run(None)
     for call in (elastic.run_remote, elastic.execute_single):
         with pytest.raises(NotImplementedError, match="elastic"):
             call(int)
@@ -263,25 +251,50 @@ def _alone(size: int) -> Any:
 
 
 def test_a_killed_actor_of_an_elastic_job_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    cluster: Any, caplog: pytest.LogCaptureFixture
+    cluster: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Others leave room for one worker on the first node, and for two on the other."""
+    node = [{"ray.io/node-id": ray.nodes()[0]["NodeID"]}]
+    others = ray.util.placement_group([{"CPU": 1}], bundle_label_selector=node)
+    ray.get(others.ready(), timeout=60)
     executor = _executor(min_workers=3, max_workers=3)
     executor.start()
     found = executor.run(_train, [(2, 3)])
-    executor.shutdown()
+    ray.util.remove_placement_group(others)
     assert [(each["rank"], each["size"]) for each in found] == [(rank, 3) for rank in range(3)]
-    for each in found:
-        np.testing.assert_allclose(each["weights"], _alone(3), rtol=1e-12)
+    np.testing.assert_allclose([each["weights"] for each in found], [_alone(3)] * 3, rtol=1e-12)
     assert sorted(len(each["pids"]) for each in found) == [1, 2, 2]  # two processes went on
-    assert "rank 2 (actor " in caplog.text and "3 ranks continue at step 3" in caplog.text
+    lines = capsys.readouterr().err.splitlines()
+    assert any("horovod.ray: rank 2 (actor " in line and "3 ranks continue at step 3" in line for line in lines), lines
+    assert lines[-1].startswith("horovod.ray: 1 loss and 1 join by step ")
+
+
+def test_an_error_in_a_worker_of_an_elastic_job_is_the_cause_of_its_end(cluster: Any) -> None:
+    def fail() -> None:
+        import horovod.numpy as hvd
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            if hvd.rank() == 1:
+                raise ValueError("no data")
+            hvd.barrier()
+
+        train(hvd.elastic.NumpyState(batch=0))
+
+    executor = _executor(min_workers=2, max_workers=2, elastic_timeout=100)
+    executor.start()
+    with pytest.raises(LaunchError, match=r"rank 1 \(actor .*raised ValueError: no data, as another did") as caught:
+        executor.run(fail)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_an_elastic_job_takes_a_node_that_comes_and_leaves_one_that_goes(cluster: Any) -> None:
     from horovod.ray import ElasticRayExecutor
 
     heard: queue.Queue[int] = queue.Queue()
-    settings = ElasticRayExecutor.create_settings(min_num_proc=4)
-    executor = ElasticRayExecutor(settings, env_vars={"FROM_THE_USER": "yes"})
+    executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(4), env_vars={"FROM_THE_USER": "yes"})
     executor.start()
 
     def train() -> Any:
@@ -377,14 +390,10 @@ def test_a_trial_of_ray_tune_trains_on_ranks(cluster: Any, tmp_path: Path) -> No
 
     def trial(config: dict[str, float]) -> None:
         run_config = RunConfig(storage_path=str(tmp_path), name="inner", callbacks=[TuneReportCallback()])
-        scaling = ScalingConfig(num_workers=2)
         DataParallelTrainer(
-            loop,
-            train_loop_config=config,
-            backend_config=HorovodConfig(),
-            scaling_config=scaling,
-            run_config=run_config,
-        ).fit()
+            loop, train_loop_config=config, backend_config=HorovodConfig(), run_config=run_config,
+            scaling_config=ScalingConfig(num_workers=2),
+        ).fit()  # fmt: skip
 
     outer = tune.RunConfig(storage_path=str(tmp_path), name="outer", verbose=0)
     (found,) = tune.Tuner(trial, param_space={"x": tune.grid_search([3.0])}, run_config=outer).fit()

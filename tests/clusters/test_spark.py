@@ -114,6 +114,16 @@ def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:
         horovod.spark.run(_train, (1.0,), num_proc=0)
     with pytest.raises(ValueError, match="num_proc must be at least 1; received '2'"):
         horovod.spark.run(_train, (1.0,), num_proc="2")  # type: ignore[arg-type]
+    for call in (horovod.spark.run, horovod.spark.run_elastic):
+        with pytest.raises(ValueError, match="start_timeout must be a number of seconds, at least 0; received -1"):
+            call(_train, (1.0,), num_proc=1, start_timeout=-1)
+    with pytest.raises(ValueError, match=r"env must map names of variables to texts; received \{'A': 1\}"):
+        horovod.spark.run_elastic(_train, (1.0,), num_proc=1, env={"A": 1})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="nics must be names of network interfaces"):
+        horovod.spark.run(_train, (1.0,), num_proc=1, nics=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^min_num_proc must be a whole number of at least 1; received '0'"):
+        horovod.spark.run_elastic(_train, (1.0,), num_proc=1, min_num_proc=0)
+    assert horovod.spark.run_elastic(lambda: 7, num_proc=2, verbose=0) == [7, 7]
     with pytest.raises(ValueError, match="no MPI"):
         horovod.spark.run(_train, (1.0,), use_mpi=True)
     with pytest.raises(ValueError, match="must be callable"):
@@ -149,6 +159,9 @@ def test_slots_that_another_job_holds_are_counted_when_the_time_is_over(spark: A
             horovod.spark.run(_train, (1.0,), num_proc=2, start_timeout=2)
     other.close(is_well=True)
     assert not other.failure()
+    early = TaskJob(Application(), 2, lambda index, rows: iter([signal.pause()]), "cancelled before it was submitted")
+    early.close(is_well=False)
+    assert early.has_ended
 
 
 def test_strangers_have_no_effect_and_get_no_answer(spark: Any) -> None:

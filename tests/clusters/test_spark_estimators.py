@@ -295,7 +295,11 @@ def test_lightning_ranks_train_as_one_process_does(df: Any, tmp_path: Path) -> N
         "batch_size": BATCH, "epochs": EPOCHS, "validation": "held", "random_seed": 3, "verbose": 0,
         "backend": Processes(), "run_id": "whole", "terminate_on_nan": True,
     }  # fmt: skip
-    fitted = TorchEstimator(**options).fit_on_parquet()
+    with pytest.raises(RequestError, match=r"callbacks must be instances of lightning.*Callback; received 3"):
+        TorchEstimator(**options, callbacks=[3]).fit_on_parquet()
+    stops = lightning.pytorch.callbacks.EarlyStopping("val_mae", patience=1, min_delta=1e9)  # after two epochs
+    assert EPOCHS == 2
+    fitted = TorchEstimator(**options | {"epochs": 9, "trainer_args": {"callbacks": stops}}).fit_on_parquet()
     readers = [reader_of(store, train, rank, shuffles=True, seed=3) for rank in range(2)]
     batches = [step for epoch in range(EPOCHS) for step in zip(*(r.batches(epoch) for r in readers), strict=True)]
     alone = torch_alone(batches, False, 1)
@@ -353,12 +357,20 @@ def test_errors_come_before_ranks_start(df: Any, tmp_path: Path) -> None:
     _refused(torch_estimator(store, backend=Processes(), num_proc=2), df, "exclude each other")
     _refused(torch_estimator(store, loss=lambda x, y: x, sample_weight_col="weight"), df, "no argument reduction")
     _refused(torch_estimator(store, backend=Processes(), validation=1e-9), df, "no rows for validation")
+    text = df.selectExpr("*", "'a' as text")
+    for wrong in ({"feature_cols": ["text"]}, {"validation": "text"}):
+        _refused(torch_estimator(store, backend=Processes(), **wrong), text, "Received: text of string")
+    _refused(torch_estimator(store, optimizer="adam"), df, "Received: 'adam'")
+    _refused(torch_estimator(store, num_proc=0), df, "num_proc must be 1 or more")
+    with pytest.raises(TypeError, match="expected a Store"):
+        torch_estimator(str(tmp_path))
     with pytest.raises(RequestError, match="meant is probably batch_size"):
         torch_estimator(store, batchsize=3)
     with pytest.raises(RequestError, match="no Parquet files"):
         torch_estimator(store, backend=Processes()).fit_on_parquet()
-    with pytest.raises(TypeError, match="epochs"):
-        torch_estimator(store, epochs="many")
+    for name, value in {"epochs": "many", "callbacks": print}.items():
+        with pytest.raises(TypeError, match=name):
+            torch_estimator(store, **{name: value})
 
 
 def test_stores(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from horovod.launch.discovery import HostOffer, ScriptAnswer, judge, read_answer
+from horovod.core.membership_events import Assign, Position, Slot
+from horovod.launch.discovery import Answers, HostOffer, ScriptAnswer, read_answer
+from horovod.launch.elastic_members import ElasticMembers
 from horovod.launch.elastic_options import elastic_options
 from horovod.launch.ledger import Ledger, Loss, signature
 
@@ -20,7 +22,16 @@ A, B = HostOffer("a", 2), HostOffer("me@b", 3)
         (0, "a slots=2\nb\n", "", {"a": A, "b": HostOffer("b", 2)}, ""),
         (0, "localhost:1\nhere:2\n", "", {"me": HostOffer("localhost", 3)}, ""),
         (0, "a:2\nb:0\nlocalhost slots=0\n", "", {"a": A}, ""),
+        (0, "# up\r\n  a:1 \t\r\na:1\r\n", "", {"a": A}, ""),
+        (
+            0,
+            "a : 2\n",
+            "",
+            {},
+            "printed no list of hosts: its output, line 1: expected `host slots=n`, received 'a : 2'",
+        ),
         (0, "a:0\n", "", {}, "printed no host"),
+        (0, "fd77::0\n[fd77::1]:0\na:0  # soon\n", "", {"fd77::0": HostOffer("fd77::0", 2)}, ""),
         (0, " \n", "no hosts\n", {}, "printed no host: no hosts"),
         (0, "<html>\n", "", {}, "printed no list of hosts: '<html>' is no name of a host"),
         (0, "a b c\n", "", {}, "printed no list of hosts: its output, line 1: expected `host slots=n`"),
@@ -39,20 +50,21 @@ def test_answers_of_a_script(
 
 def test_a_script_that_fails_is_reported_once_and_its_last_hosts_stay() -> None:
     good, other = ScriptAnswer({"a": A}), ScriptAnswer({"a": A, "b": B})
-    bad, worse = ScriptAnswer({}, "printed no host"), ScriptAnswer({}, "did not end within 10 s")
-    last, lines = good, []
-    for answer in (good, bad, bad, worse, bad, other):
-        last, line = judge(answer, last)
-        lines.append(line)
-        assert last.hosts == (other.hosts if answer is other else good.hosts)
-    assert lines == [
-        "",
+    bad, worse = ScriptAnswer({}, "printed no host"), ScriptAnswer({}, "ended with exit code 3: at 12:00")
+    again = ScriptAnswer({}, "ended with exit code 3: at 12:01")
+    answers, lines = Answers(), []
+    for answer in (good, bad, bad, worse, again, bad, other, again, good, *[bad] * 60, other):
+        hosts = answers.hosts
+        lines.append(answers.add(answer))
+        assert answers.hosts == (answer.hosts or hosts)
+    assert [line for line in lines if line] == [
         "the script for hosts printed no host; keeping the last 1 host",
-        "",
-        "the script for hosts did not end within 10 s; keeping the last 1 host",
+        "the script for hosts ended with exit code 3: at 12:00; keeping the last 1 host",
+        "the script for hosts works again",
         "the script for hosts printed no host; keeping the last 1 host",
         "the script for hosts works again",
     ]
+    assert [number for number, line in enumerate(lines) if line] == [1, 3, 6, 68, 69]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +84,14 @@ def test_sizes_of_an_elastic_job(given: dict[str, Any], num_proc: int | None, si
     assert (policy.size, policy.fewest, policy.most) == sizes
     assert (policy.timeout_s, policy.start_timeout_s) == (9.0, 5.0)
     assert policy.is_discovering == ("--host-discovery-script" in given)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(None, (3, 1, 3)), ("2", (2, 1, 2)), ("9", (3, 1, 9))])
+def test_an_elastic_job_starts_on_all_slots_of_an_allocation(most: str | None, sizes: tuple[int, int, int]) -> None:
+    assert elastic_options({"--min-np": "4"}, None, 3) == elastic_options({"--min-np": "4"}, None)  # spread over them
+    options = elastic_options({"--min-np": "1", "--max-np": most}, None, 3)
+    assert options is not None
+    assert (options.num_proc, options.minimum, options.maximum) == sizes
 
 
 def test_other_options_of_an_elastic_job() -> None:
@@ -137,6 +157,34 @@ def test_an_error_that_repeats_without_progress_is_the_scripts_own(
         ledger.ended(0.0, "gone", Loss("rank 1", "ended with exit code 1", generation, 1, error))
         ledger.begin(1.0, generation + 1, 2, [], progress)
     assert (ledger.own_error() is not None) == is_own
+
+
+@pytest.mark.parametrize(
+    ("kept", "steps", "is_vain"),
+    [
+        (0, [7] * 5, True),
+        (0, [7] * 4, False),
+        (0, [7, 7, 7, 8, 8], False),  # a step was completed in between
+        (3, [7] * 6, False),  # a rank that was there from the beginning was lost in between
+        (3, [7] * 8, True),
+    ],
+)
+def test_new_processes_that_are_always_lost_before_another_step_end_the_job(
+    kept: int, steps: list[int], is_vain: bool
+) -> None:
+    """The losses at these steps are those of process 1 and its replacements, but one is of process 0."""
+    members = ElasticMembers()
+    for number in range(2):
+        members.start(Slot("a", number), 2)
+    for generation, step in enumerate([0, *steps], 1):
+        positions = dict.fromkeys(sorted(members.running), Position(0, 0, 1, 0, 1, False))
+        members.assigned(0.0, Assign(generation, positions))
+        members.begun(1.0, generation, step, str)
+        slot = Slot("a", int(generation != kept))
+        members.lost(2.0, members.running.pop(slot), "rank 1 of a:1", "was killed by SIGKILL", 137, "")
+        members.start(slot, 2)
+    said = "rank 1 of a:1 was killed by SIGKILL, as the processes before it that joined at step 7"
+    assert members.script_error() == (said if is_vain else "")
 
 
 TRACEBACK = """noise

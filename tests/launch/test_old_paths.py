@@ -10,6 +10,7 @@ import horovod
 import horovod.runner
 from horovod import errors
 from horovod.common import exceptions, util
+from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery
 
 
 class Ops:
@@ -20,6 +21,17 @@ def test_names_are_the_same_objects() -> None:
     assert horovod.runner.run is horovod.run
     assert exceptions.HorovodInternalError is errors.HorovodInternalError
     assert "torch 1 here, but 2 there" in exceptions.get_version_mismatch_message("torch", "1", "2")
+
+
+def test_fixed_hosts_are_the_latest_given_ones() -> None:
+    given = {"a": 2}
+    hosts = FixedHosts(given)
+    given["b"] = 1
+    assert hosts.find_available_hosts_and_slots() == {"a": 2}
+    hosts.set({"c": 3})
+    assert hosts.find_available_hosts_and_slots() == {"c": 3}
+    with pytest.raises(TypeError, match="find_available_hosts_and_slots"):
+        HostDiscovery()  # type: ignore[abstract]
 
 
 def test_env_sets_and_restores(monkeypatch: pytest.MonkeyPatch) -> None:

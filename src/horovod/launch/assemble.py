@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horovod import config
 from horovod.errors import InitError, LaunchError
-from horovod.launch.allocation import Allocation, find_allocation, spread
+from horovod.launch.allocation import Allocation, allocated_slots, find_allocation, spread
 from horovod.launch.flags import UsageError
-from horovod.launch.host_checks import CheckedHosts, check_hosts
+from horovod.launch.host_checks import HostCheck, check_hosts, close_hosts
 from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.job import Job
 from horovod.launch.machine import is_this_host
@@ -25,7 +25,7 @@ from horovod.launch.ssh import Access
 if TYPE_CHECKING:
     from horovod.rendezvous.service import Service
 
-__all__ = ["Assembly", "Chosen", "assemble", "choose_hosts", "interface_settings", "named_hosts"]
+__all__ = ["Assembly", "Chosen", "assemble", "choose_hosts", "interface_names", "interface_settings", "named_hosts"]
 
 
 class Assembly:
@@ -37,7 +37,7 @@ class Assembly:
         service: the job service, where ranks of several hosts meet.
     """
 
-    def __init__(self, plan: LaunchPlan, found: CheckedHosts, service: Service | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, found: Mapping[str, HostCheck], service: Service | None = None) -> None:
         self.plan = plan
         self._found = found
         self._service = service
@@ -45,7 +45,7 @@ class Assembly:
     @property
     def reaches_others(self) -> bool:
         """Whether ranks run on other hosts."""
-        return bool(self._found.connections)
+        return bool(self._found)
 
     def jobs(self, plan: LaunchPlan | None = None, call: bytes = b"") -> list[Job]:
         """Return the ranks of each host, for ``supervise``.
@@ -54,7 +54,7 @@ class Assembly:
             plan: replaces the assembly's own plan, for example by one with open files.
             call: the call that each rank makes, if it is one of ``horovod.run``.
         """
-        connections = {_plain(host): connection for host, connection in self._found.connections.items()}
+        connections = {_plain(host): check.connection for host, check in self._found.items()}
         return jobs_of(plan or self.plan, connections, call)
 
     def ended(self, rank: int, who: str, how: str) -> None:
@@ -70,17 +70,13 @@ class Assembly:
 
     def close(self) -> None:
         """Disconnect from the hosts. Blocks until their agents have ended."""
-        self._found.close()
+        close_hosts(self._found)
         if self._service is not None:
             self._service.close()
 
 
 def named_hosts(hosts: str, hostfile: str) -> list[HostSlots]:
     """Return the hosts that the user named, if any.
-
-    Args:
-        hosts: value of ``-H``, or empty.
-        hostfile: path of a host file, or empty.
 
     Raises:
         ValueError: the text is no list of hosts.
@@ -130,17 +126,22 @@ def choose_hosts(
     Raises:
         ValueError: the ranks do not fit on the hosts, or the text is no list of hosts.
     """
-    allocation = find_allocation(os.environ)
+    try:
+        allocation = find_allocation(os.environ)
+    except ValueError:
+        if not (hosts or hostfile or has_script):
+            raise
+        allocation = None
     if one_each:
         offered = named_hosts(hosts, hostfile) or (list(allocation.hosts) if allocation else [])
         where = place([HostSlots(host.name, 1) for host in offered], len(offered), is_this_host) if offered else []
         where = [replace(place, count=1) for place in where] or [Place("localhost", 1, True)]
-        return Chosen(len(where), offered, where, _starters(allocation), f"testing {len(where)} hosts")
+        said = f"testing {len(where)} host{'s' * (len(where) != 1)}"
+        return Chosen(len(where), offered, where, _starters(allocation), said)
     if num_proc is None and (allocation is None or hosts or hostfile or has_script):
         raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
     if num_proc is None:
-        assert allocation is not None
-        num_proc = sum(host.slots for host in allocation.hosts)
+        num_proc = allocated_slots(os.environ)
     if num_proc < 1:
         raise UsageError(f"-np must be at least 1; received {num_proc}")
     starters = _starters(allocation)
@@ -157,6 +158,23 @@ def _starters(allocation: Allocation | None) -> dict[str, tuple[str, ...]]:
     """Return the scheduler's commands that start agents, if their programs exist on this host."""
     there = {} if allocation is None else allocation.starters
     return {name: words for name, words in there.items() if shutil.which(words[0])}
+
+
+def interface_names(given: Any, argument: str) -> tuple[str, ...]:
+    """Return names of network interfaces from an argument.
+
+    Args:
+        given: names, or one text with commas; None for none.
+        argument: name of the argument, for the message.
+
+    Raises:
+        ValueError: no names.
+    """
+    names = given.split(",") if isinstance(given, str) else given or ()
+    found = tuple(names) if isinstance(names, Iterable) else (None,)
+    if all(isinstance(name, str) and name for name in found):
+        return found
+    raise ValueError(f"{argument} must be names of network interfaces, such as ['eth0']; received {given!r}")
 
 
 def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str, str]:
@@ -192,17 +210,18 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
     settings = config.load({**request.file, **request.environ, **request.flags})
     others = [place.name for place in where if not place.is_here]
     if not others:
-        return Assembly(make_plan(request), CheckedHosts({}))
+        return Assembly(make_plan(request), {})
     here = next((place.name for place in where if place.is_here), "")
     access = replace(access, timeout_s=settings.start_timeout_s)
     if len(where) > 1:
         # Import this before agents wait for heartbeats: it may take seconds on a network file system.
         importlib.import_module("horovod.rendezvous.service")
     found = check_hosts(others, here, access, request.command[0], request.environ.get("PATH", ""))
+    cores = {name: check.hello.cores for name, check in found.items() if check.hello is not None}
     shares = tuple(
         Share(request.hostname, place.count, request.cores)
         if place.is_here
-        else Share(_plain(place.name), place.count, found.hellos[place.name].cores)
+        else Share(_plain(place.name), place.count, cores[place.name])
         for place in where
     )
     if len(shares) == 1:
@@ -212,7 +231,7 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
         service = _service(request, shares, access.interfaces)
         return Assembly(make_plan(replace(request, shares=shares, meeting=tuple(service.endpoints))), found, service)
     except BaseException:
-        found.close()
+        close_hosts(found)
         if service is not None:
             service.close()
         raise

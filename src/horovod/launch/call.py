@@ -10,21 +10,17 @@ from typing import Any, TextIO
 
 from horovod.errors import LaunchError
 from horovod.launch import task
+from horovod.launch.job import Job
 from horovod.launch.outcome import Outcome
 from horovod.launch.output import FileSink, OutputSink, TextSink
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.report import report
 
-__all__ = ["failed_call", "pack", "sink_of", "unpack_results"]
+__all__ = ["check_outcome", "elastic_results_of", "pack", "results_of", "sink_of"]
 
 
 def pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Serialize a call with the caller's module path; see ``task.pack_call``.
-
-    Args:
-        func: the function.
-        args: its arguments.
-        kwargs: its named arguments.
 
     Raises:
         ValueError: the function is not callable, or the call cannot be pickled.
@@ -38,15 +34,54 @@ def pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
 
 
-def unpack_results(packed: Sequence[bytes]) -> list[Any]:
-    """Read the results of the ranks.
+def results_of(plan: LaunchPlan, outcome: Outcome, jobs: Sequence[Job], oom: int = 0) -> list[Any]:
+    """Return what each rank of a job of fixed size has returned, in rank order.
 
     Args:
-        packed: the pickled results, by rank.
+        plan: the plan of the job.
+        outcome: how the job went.
+        jobs: the ranks of each host.
+        oom: number of processes that the kernel killed on this host meanwhile, for lack of memory.
 
     Raises:
-        LaunchError: a rank has returned nothing, or a result that cannot be read here.
+        LaunchError: a rank failed (the message has its traceback), or its result cannot be read here.
+        KeyboardInterrupt: a signal ended the job.
     """
+    results = {rank: data for job in jobs for rank, data in job.results.items()}
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if (first := outcome.first_failure) is not None or outcome.error:
+        raise _failed_call(plan, outcome, results.get(first.rank, b"") if first else b"", oom)
+    return _unpacked([results.get(rank, b"") for rank in range(plan.size)])
+
+
+def elastic_results_of(outcome: Outcome, packed: Sequence[bytes], say: Callable[[str], None]) -> list[Any]:
+    """Return what each rank of the last generation of an elastic job has returned, in rank order.
+
+    Raises:
+        LaunchError: too few ranks were left, or a result cannot be read here.
+        KeyboardInterrupt: a signal ended the job.
+    """
+    check_outcome(outcome, say)
+    return _unpacked(packed)
+
+
+def check_outcome(outcome: Outcome, say: Callable[[str], None], cause: BaseException | None = None) -> None:
+    """Raise an error if an elastic job has failed.
+
+    Raises:
+        LaunchError: too few ranks were left.
+        KeyboardInterrupt: a signal ended the job.
+    """
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if outcome.code:
+        raise LaunchError("\n".join(outcome.lines)) from cause
+    for line in outcome.lines:
+        say(line)
+
+
+def _unpacked(packed: Sequence[bytes]) -> list[Any]:
     values = []
     for rank, data in enumerate(packed):
         try:
@@ -59,15 +94,8 @@ def unpack_results(packed: Sequence[bytes]) -> list[Any]:
     return values
 
 
-def failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int = 0) -> LaunchError:
-    """Return the error of a call that failed: Horovod's first sentence, then which rank, why, and where.
-
-    Args:
-        plan: the plan of the job.
-        outcome: the result of the job.
-        packed: pickled result of the first rank that failed.
-        oom: number of processes that the kernel killed on this host meanwhile, for lack of memory.
-    """
+def _failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int) -> LaunchError:
+    """Return the error of a call that failed: Horovod's first sentence, then which rank, why, and where."""
     try:
         failure = task.unpack_result(packed)
     except Exception:

@@ -22,15 +22,16 @@ from horovod.launch.machine import is_this_host
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.supervision import how_ended
 
-__all__ = ["Discovery", "HostOffer", "ScriptAnswer", "judge", "read_answer", "read_hosts"]
+__all__ = ["Answers", "Discovery", "HostOffer", "ScriptAnswer", "read_answer", "read_hosts"]
 
 PERIOD_S = 1.0
 LIMIT_S = 10.0
 """How long the script may run."""
+#: Failures in a row after which a known problem is reported again.
+_MANY = 60
 _MOST_BYTES = 1 << 20
 _MOST_QUOTED = 200
 _NAME = re.compile(r"[\w.:@%-]+")  # narrower than the names of -H: a script may print an error or a page instead
-_WITHOUT_SLOTS = re.compile(r"^[ \t]*[^\s#]+?(:|[ \t]+slots[ \t]*=[ \t]*)0+[ \t]*$", re.MULTILINE)  # withdrawn
 
 
 class HostOffer(NamedTuple):
@@ -73,16 +74,16 @@ def read_answer(
         return ScriptAnswer({}, f"did not end within {LIMIT_S:g} s")
     if status:
         return ScriptAnswer({}, f"{how_ended(status)}{last}")
-    out = _WITHOUT_SLOTS.sub("", out)
     if not out.strip():
         return ScriptAnswer({}, f"printed no host{last}")
     try:
-        named = parse_hostfile(out, "its output", slots)
+        named = parse_hostfile(out, "its output", slots, allows_zero=True)
         if wrong := [host.name for host in named if not _NAME.fullmatch(host.name)]:
             raise ValueError(f"{wrong[0]!r} is no name of a host")
     except ValueError as problem:
         return ScriptAnswer({}, f"printed no list of hosts: {problem}"[: 2 * _MOST_QUOTED])
-    return ScriptAnswer(read_hosts(named, is_here, own))
+    offered = [host for host in named if host.slots]  # a host with 0 slots is withdrawn
+    return ScriptAnswer(read_hosts(offered, is_here, own)) if offered else ScriptAnswer({}, f"printed no host{last}")
 
 
 def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: str) -> Hosts:
@@ -101,23 +102,36 @@ def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: 
     return hosts
 
 
-def judge(answer: ScriptAnswer, before: ScriptAnswer) -> tuple[ScriptAnswer, str]:
-    """Compare an answer with the previous one.
+class Answers:
+    """The answers of the script so far.
 
-    Args:
-        answer: the script's answer.
-        before: the last good hosts, and the last problem.
-
-    Returns:
-        ``before`` for the next call, and a line for the user; the line is empty if nothing has changed.
+    Attributes:
+        hosts: the last ones that it named.
     """
-    kept = f"keeping the last {len(before.hosts)} host{'s' * (len(before.hosts) != 1)}"
-    if answer.problem:
-        line = f"the script for hosts {answer.problem}; {kept}" if answer.problem != before.problem else ""
-        return ScriptAnswer(before.hosts, answer.problem), line
-    if before.problem:
-        return answer, "the script for hosts works again"
-    return answer, ""
+
+    def __init__(self) -> None:
+        self.hosts: Hosts = {}
+        self._failures = 0  # in a row
+        self._told: set[str] = set()  # kinds of problems; details may differ each time
+        self._is_told = False  # about a failure of this row
+
+    def add(self, answer: ScriptAnswer) -> str:
+        """Add an answer, and return a line for the user; it is empty if there is no news.
+
+        A script that fails now and then is reported once for each way in which it fails, and when it fails for long.
+        """
+        if not answer.problem:
+            line = "the script for hosts works again" if self._is_told else ""
+            self.hosts, self._failures, self._is_told = answer.hosts, 0, False
+            return line
+        self._failures += 1
+        kind = answer.problem.partition(": ")[0]
+        if kind in self._told and self._failures != _MANY:
+            return ""
+        self._told.add(kind)
+        self._is_told = True
+        kept = f"keeping the last {len(self.hosts)} host{'s' * (len(self.hosts) != 1)}"
+        return f"the script for hosts {answer.problem}; {kept}"
 
 
 class Discovery:
@@ -139,7 +153,7 @@ class Discovery:
         job = environ[JOB_ID] + "-discovery"
         self._job = LocalJob(LaunchPlan(("/bin/sh", "-c", script), own, {**environ, JOB_ID: job}, ()))
         self._runs = 0
-        self._last = ScriptAnswer({})
+        self._answers = Answers()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="horovod-discovery", daemon=True)
 
@@ -152,23 +166,24 @@ class Discovery:
         Blocks until the script has answered.
         """
         self._job.start(None)
-        self._last = self._ask()
-        if self._last.problem and not self._last.problem.startswith("printed no host"):
+        answer = self._ask()
+        if answer.problem and not answer.problem.startswith("printed no host"):
             raise LaunchError(
-                f"--host-discovery-script {self._script} {self._last.problem}; it must print lines such as host:2"
+                f"--host-discovery-script {self._script} {answer.problem}; it must print lines such as host:2"
             )
+        self._answers.add(answer)
         self._thread.start()
-        return self._last.hosts
+        return self._answers.hosts
 
     def _run(self) -> None:
         while not self._closed.wait(PERIOD_S):
             answer = self._ask()
             if self._closed.is_set():
                 return
-            before = self._last.hosts
-            self._last, line = judge(answer, self._last)
-            if line or self._last.hosts != before:
-                self._told(self._last.hosts, line)
+            before = self._answers.hosts
+            line = self._answers.add(answer)
+            if line or self._answers.hosts != before:
+                self._told(self._answers.hosts, line)
 
     def _ask(self) -> ScriptAnswer:
         """Run the script once."""

@@ -11,9 +11,22 @@ import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from horovod.config import MEETING
-from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Paused, Silent, Slot, Start
+from horovod.core.membership_events import (
+    Assign,
+    Begin,
+    Discovered,
+    Ended,
+    Fence,
+    Finish,
+    Leaving,
+    Paused,
+    Silent,
+    Slot,
+    Start,
+)  # fmt: skip
 from horovod.errors import LaunchError
 from horovod.launch.discovery import Discovery, HostOffer
 from horovod.launch.elastic_members import ElasticMembers
@@ -30,6 +43,9 @@ from horovod.launch.supervision import RankPlace, Supervision, how_ended
 from horovod.rendezvous.service import Service
 
 __all__ = ["ElasticJob"]
+
+_TRACEBACK_LINES = 1000
+_BEFORE = ", before the ranks had met"
 
 
 class ElasticJob(Supervision):
@@ -63,9 +79,10 @@ class ElasticJob(Supervision):
         self._options, self._service = options, service
         self._endpoints, self._output_dir, self._call = endpoints, output_dir, call
         self._offers, self._answer, self._lines = offers, offers, list[str]()
-        self._pool = pool
+        self._pool, pool.plan = pool, plan
         self._discovery: Discovery | None = None
         self._hosts: dict[tuple[str, int | None], tuple[Job, int]] = {}  # job and cores, by host and only slot
+        self._usable: dict[str, int] = {}
         self._absent: list[Slot] = []  # slots to be started as soon as they are ready
         self._members = ElasticMembers()
         self._silent: dict[int, str] = {}  # reasons for which silent processes would be killed
@@ -77,6 +94,7 @@ class ElasticJob(Supervision):
     def start(self, stdin: int | None) -> None:
         self._stdin = stdin
         options = self._options
+        self.expect_init(options.num_proc)
         self.poll.register(self._service.fileno(), select.POLLIN)
         if options.script:
             self._discovery = Discovery(
@@ -95,9 +113,10 @@ class ElasticJob(Supervision):
 
     def adopt(self, ready: Sequence[ReadyHost]) -> None:
         """Start using hosts."""
-        for name, connection, cores, number, own in ready:
-            plan = own or self.plan
-            job = LocalJob(plan, self._call) if connection is None else RemoteJob(plan, connection, self._call, name)
+        for name, link, cores, number, own in ready:
+            plan, job = own or self.plan, link
+            if not isinstance(job, Job):
+                job = LocalJob(plan, self._call) if job is None else RemoteJob(plan, job, self._call, name)
             self.add_job(job, self._stdin)
             self._hosts[name, number] = job, cores
             if number is not None and self._absent:
@@ -111,14 +130,16 @@ class ElasticJob(Supervision):
         ready = self._pool.tend(self.poll)
         self.adopt(ready)
         for problem in self._pool.problems:
-            self.say(f"{problem}; it is tried again later")
+            self.say(problem)
         self._pool.problems.clear()
         while self._lines:
             self.say(self._lines.pop(0))
-        if ready or is_changed:
-            self._service.put(Discovered(self._pool.usable))
+        if (usable := self._pool.usable) != self._usable or ready or is_changed:
+            self._usable = usable
+            self._service.put(Discovered(usable))
 
     def on_poll(self) -> None:
+        super().on_poll()
         if self._finish is None and not self.outcome.interrupted:
             self._update()
             now = time.monotonic()
@@ -152,7 +173,8 @@ class ElasticJob(Supervision):
     def due_at(self) -> list[float]:
         if self.is_final():
             return []
-        return self._pool.due_at() + [at for at in (self._members.ledger.due_at(), self._chaos_at) if at is not None]
+        own = [at for at in (self._members.ledger.due_at(), self._chaos_at) if at is not None]
+        return super().due_at() + self._pool.due_at() + own
 
     def _start_process(self, slot: Slot) -> None:
         found = self._hosts.get((slot.host, None)) or self._hosts.get((slot.host, slot.number))
@@ -186,6 +208,7 @@ class ElasticJob(Supervision):
         if slot == ready:
             self._start_process(slot)
         else:
+            self._service.put(Leaving(slot))  # it has not failed, so that it does not count as a failure of the script
             self._service.put(Ended(slot, f"was lost, and {ready} has come instead"))
 
     def _label(self, rank: int) -> str:
@@ -202,7 +225,7 @@ class ElasticJob(Supervision):
         few, size = len(assign.positions), self._options.num_proc
         if assign.generation == 1 and few < size:
             late = ", ".join(str(slot) for slot in self._members.running if slot not in assign.positions)
-            more = f": {late} did not call init() within --start-timeout" if late else ""
+            more = f": {late} did not call init() in time" if late else ""
             self.say(f"the job begins with {few} of {size} ranks{more}")
 
     def _probe(self, decision: Silent) -> None:
@@ -240,13 +263,15 @@ class ElasticJob(Supervision):
         self._obey()  # the ranks may have met before it ended
         if self._finish is not None or self.outcome.interrupted:
             return
-        how = how_ended(ended.status)
+        how = ended.how or how_ended(ended.status)
         if why := self._members.fenced.pop(process, ""):
             how = f"was killed by {self.plan.display.launcher}: {why}"
         if ended.status == 0 and not self._members.ledger.generation:
             self._is_plain = True
             if not self._members.running:
-                self._end("")
+                failures, well = self._members.ledger.failures, sum(e.status == 0 for e in self.outcome.exits)
+                is_short = failures and well < self._options.num_proc
+                self._end(f"{failures[-1].who} {failures[-1].how}{_BEFORE}" if is_short else "")
         elif ended.status == 0 and self._members.was_member(process):
             for line in self._members.left(process, self._name(process, ended.pid)):
                 self.say(line)
@@ -259,16 +284,17 @@ class ElasticJob(Supervision):
         who = self._name(process, pid)
         code = 128 - status if status < 0 else status
         self.streams.catch_up(process)
-        error = signature(self.streams.tail(process)) if status > 0 else ""
+        error = signature(self.streams.tail(process, _TRACEBACK_LINES)) if status > 0 else ""
         for line in self._members.lost(time.monotonic(), process, who, how, code, error):
             self.say(line)
         self._check_error()
         self._service.put(Ended(slot, how))
-        if status > 0 and not self._members.ledger.generation:
-            self._end(f"{who} {how} before the ranks had met")
+        if (status > 0 or self._is_plain) and not self._members.ledger.generation:
+            self._end(f"{who} {how}{_BEFORE}")
 
     def _name(self, process: int, pid: int = 0) -> str:
-        return f"{self._members.name(process)} ({f'pid {pid} ' if pid else ''}on {self._slot_of(process)})"
+        own = self.places[process].job.name_of(process) or (f"pid {pid}" if pid else "")
+        return f"{self._members.name(process)} ({f'{own} ' if own else ''}on {self._slot_of(process)})"
 
     def on_lost(self, job: Job, reason: str) -> None:
         ended = {e.rank for e in self.outcome.exits}
@@ -341,10 +367,11 @@ class ElasticJob(Supervision):
             return lines, 128 + self.outcome.interrupted
         return lines, (failures[-1].code or 1 if failures else 1) if why or self.outcome.error else 0
 
-    def results(self) -> list[bytes]:
+    def results(self) -> list[Any]:
         """Return the results of the last generation's ranks that have ended well, in rank order."""
         well = {ended.rank for ended in self.outcome.exits if ended.status == 0}
-        ranks = sorted((rank, process) for process, rank in self._members.ranks.items() if process in well)
+        places = self._members.ranks or {process: process for process in well}  # the function did not call init()
+        ranks = sorted((rank, process) for process, rank in places.items() if process in well)
         return [self.places[process].job.results.get(process, b"") for _, process in ranks]
 
     def close(self) -> None:

@@ -1,29 +1,34 @@
-"""Prepare an elastic job from the user's options; for ``horovodrun`` and ``horovod.run``."""
+"""Prepare an elastic job from the user's options; for ``horovodrun``, ``horovod.run``, Ray and Spark."""
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from horovod import config
+from horovod.config import ELASTIC, JOB_ID, SECRET_KEY
+from horovod.core.membership_events import Policy
 from horovod.errors import InitError, LaunchError
 from horovod.launch.discovery import HostOffer, read_hosts
 from horovod.launch.elastic import ElasticJob
 from horovod.launch.elastic_options import ElasticOptions
-from horovod.launch.host_checks import CheckedHosts, check_hosts
-from horovod.launch.host_pool import HostPool
+from horovod.launch.host_checks import HostCheck, check_hosts, close_hosts
+from horovod.launch.host_pool import HostPool, Pool
 from horovod.launch.hosts import HostSlots
 from horovod.launch.machine import is_this_host
 from horovod.launch.outcome import Outcome
 from horovod.launch.output import OutputSink
-from horovod.launch.plan import LaunchRequest, elastic_plan
+from horovod.launch.plan import LaunchPlan, LaunchRequest, elastic_plan
 from horovod.launch.ssh import Access
+from horovod.launch.workers import listen_addresses
 from horovod.rendezvous.interfaces import own_addresses
 from horovod.rendezvous.keys import local_name
 from horovod.rendezvous.service import Service
 
-__all__ = ["ElasticAssembly"]
+__all__ = ["ElasticAssembly", "run_on_pool"]
 
 
 class ElasticAssembly:
@@ -52,7 +57,7 @@ class ElasticAssembly:
         self._offers = {} if options.script else _offers(named, options, request.hostname)
         others = [offer.address for name, offer in self._offers.items() if name != request.hostname]
         here = request.hostname if request.hostname in self._offers else ""
-        self._found = CheckedHosts({})
+        self._found: dict[str, HostCheck] = {}
         if others:
             self._found = check_hosts(others, here, self._access, request.command[0], request.environ.get("PATH", ""))
         own = local_name(bytes.fromhex(request.key), request.job)
@@ -61,7 +66,7 @@ class ElasticAssembly:
             policy = options.policy(settings.elastic_timeout_s, settings.start_timeout_s)
             self._service = Service(bytes.fromhex(request.key), [own, *far], policy=policy)
         except (OSError, InitError) as error:
-            self._found.close()
+            close_hosts(self._found)
             raise LaunchError(f"cannot open the job service on this host: {error}") from error
         self._endpoints = own, ",".join(where for where in self._service.endpoints if where != own)
         #: Results of the ranks of the last generation that have ended well, pickled, in rank order.
@@ -99,8 +104,48 @@ class ElasticAssembly:
 
     def close(self) -> None:
         """Disconnect from the hosts. Blocks until their agents have ended."""
-        self._found.close()
+        close_hosts(self._found)
         self._service.close()
+
+
+def run_on_pool(
+    plan: LaunchPlan,
+    sinks: tuple[OutputSink, OutputSink],
+    options: ElasticOptions,
+    policy: Policy,
+    pool: Pool,
+    interfaces: Sequence[str],
+    call: bytes = b"",
+    signals: Sequence[signal.Signals] = (),
+) -> tuple[Outcome, list[Any]]:
+    """Run an elastic job in processes of another system, and return how it went, with the results in rank order.
+
+    Args:
+        plan: command and environment of the processes, without the identity of the job.
+        sinks: where standard output and standard error of the ranks go.
+        options: the user's options.
+        policy: how the members of the job may change.
+        pool: the places of the other system.
+        interfaces: network interfaces of this host at which the ranks find the job service; all when empty.
+        call: the call that each rank makes, if the processes do not get it otherwise.
+        signals: signals to this process that mean the job.
+
+    Raises:
+        InitError: an interface does not exist, or has no address.
+        OSError: the job service cannot listen at any address.
+
+    Blocks until the job is over.
+    """
+    key = secrets.token_hex(32)
+    service = Service(bytes.fromhex(key), listen_addresses(interfaces), policy=policy)
+    try:
+        common = {ELASTIC: "1", JOB_ID: secrets.token_hex(16), SECRET_KEY: key}
+        plan = replace(plan, environ={**plan.environ, **common})
+        where = ",".join(service.endpoints)
+        job = ElasticJob(plan, sinks, options, service, pool, {}, (where, where), call=call)
+        return job.carry_out(signals, None), job.results()
+    finally:
+        service.close()
 
 
 def _offers(named: Sequence[HostSlots], options: ElasticOptions, own: str) -> dict[str, HostOffer]:

@@ -30,6 +30,7 @@ class ElasticMembers:
         self.fenced: dict[int, str] = {}
         self.is_meeting = True
         self._last_ranks: dict[int, int] = {}  # of processes that were members before
+        self._since: dict[int, int] = {}  # first generation of each member
         # Members that have left and not ended yet: their last generation, the steps by then, and a line's end.
         self._leavers: dict[int, tuple[int, int, str]] = {}
         self._count = 0
@@ -74,6 +75,7 @@ class ElasticMembers:
         last = self.ledger.generation
         self._last_ranks |= self.ranks
         self.ranks = {process: rank for rank, process in enumerate(self.latest)}
+        self._since = {process: self._since.get(process, generation) for process in self.latest}
         self.is_meeting = False
         names = [f"{self.name(process)} {describe(process)}" for process in joined]
         lines = self.ledger.begin(now_s, generation, len(self.latest), names, progress)
@@ -81,29 +83,16 @@ class ElasticMembers:
         return lines
 
     def name(self, process: int) -> str:
-        """Return the current or last rank of a process, in words.
-
-        Args:
-            process: its number.
-        """
+        """Return the current or last rank of a process, in words."""
         rank = self.ranks.get(process, self._last_ranks.get(process))
         return "a new process" if rank is None else f"rank {rank}"
 
     def was_member(self, process: int) -> bool:
-        """Whether a process is or was a member of a generation that has begun.
-
-        Args:
-            process: its number.
-        """
+        """Whether a process is or was a member of a generation that has begun."""
         return process in self.ranks or process in self._last_ranks
 
     def left(self, process: int, who: str) -> list[str]:
-        """Return lines for the user about a process that has done its work, if it left before the others.
-
-        Args:
-            process: its number.
-            who: the process, in words.
-        """
+        """Return lines for the user about a process that has done its work, if it left before the others."""
         return [f"{who} left; {self._leavers.pop(process)[2]}"] if process in self._leavers else []
 
     def lost(self, now_s: float, process: int, who: str, how: str, code: int, error: str) -> list[str]:
@@ -117,7 +106,8 @@ class ElasticMembers:
             code: exit code of the launcher for this end; 0 is no failure unless it was a member.
             error: signature of the exception that ended it, or empty.
         """
-        loss = Loss(who, how, self.ledger.generation, code, error)
+        is_new = 1 < self.ledger.generation == self._since.get(process)
+        loss = Loss(who, how, self.ledger.generation, code, error, is_new=is_new)
         if process in self._leavers:  # the other members knew that it left, and have gone on
             loss.generation, loss.progress, result = self._leavers.pop(process)
             self.ledger.losses += 1
@@ -130,10 +120,12 @@ class ElasticMembers:
         return [f"{who} {how}, before it was a member"]
 
     def script_error(self) -> str:
-        """Return a message if the script itself fails, so that other ranks would not help; else empty."""
-        if (failure := self.ledger.own_error()) is None:
-            return ""
-        return (
-            f"{failure.who} {failure.how}, as another did before, at the same place: the script itself fails, "
-            "and other ranks would fail, too"
-        )
+        """Return a message if other ranks would fail, too, as when the script itself fails; else empty."""
+        if (failure := self.ledger.own_error()) is not None:
+            return (
+                f"{failure.who} {failure.how}, as another did before, at the same place: the script itself fails, "
+                "and other ranks would fail, too"
+            )
+        if (failure := self.ledger.loss_in_vain()) is not None:
+            return f"{failure.who} {failure.how}, as the processes before it that joined at step {failure.progress}"
+        return ""

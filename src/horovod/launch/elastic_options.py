@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from typing import Any
 
 from horovod.core.membership_events import Policy
 
-__all__ = ["FLAGS", "ElasticOptions", "elastic_options"]
+__all__ = ["FLAGS", "ElasticOptions", "argument_options", "cool_down_range", "elastic_options", "seconds"]
 
 FLAGS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("--min-np", "--min-num-proc"), "N", "fewest processes to go on with (default: -np)"),
@@ -24,6 +26,16 @@ FLAGS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 )  # fmt: skip
 """Names of each flag, of its values, and its help."""
 
+_ARGUMENTS = {
+    "-np": "num_proc",
+    "-H": "hosts",
+    "--min-np": "min_num_proc",
+    "--max-np": "max_num_proc",
+    "--host-discovery-script": "host_discovery_script",
+    "--slots-per-host": "slots",
+    "--reset-limit": "reset_limit",
+    "--blacklist-cooldown-range": "cooldown_range",
+}
 _COOL_DOWN_S = (1.0, 600.0)
 _LONGEST_COOL_DOWN_S = 3600.0
 _UNLIMITED = 1 << 20
@@ -78,12 +90,13 @@ class ElasticOptions:
         )
 
 
-def elastic_options(found: Mapping[str, Any], num_proc: int | None) -> ElasticOptions | None:
+def elastic_options(found: Mapping[str, Any], num_proc: int | None, allocated: int = 0) -> ElasticOptions | None:
     """Read the user's options.
 
     Args:
         found: given values, texts or numbers, by the first name of the flag in ``FLAGS``.
         num_proc: number of ranks to start with; None when not given.
+        allocated: number of slots to start on when ``num_proc`` is None; 0 if there is no allocation.
 
     Returns:
         The options; None when the job is not to be elastic.
@@ -99,8 +112,8 @@ def elastic_options(found: Mapping[str, Any], num_proc: int | None) -> ElasticOp
         if given:
             raise ValueError(f"{', '.join(given)}: for elastic jobs; add --min-np, or --host-discovery-script")
         return None
-    num_proc = num_proc or minimum
-    if num_proc is None:
+    num_proc = num_proc or max(min(allocated, maximum or allocated), minimum or 0)
+    if not num_proc:
         raise ValueError("-np is missing: say how many processes to start with, or --min-np")
     minimum = num_proc if minimum is None else minimum
     maximum = maximum or (_UNLIMITED if script else num_proc)
@@ -109,13 +122,6 @@ def elastic_options(found: Mapping[str, Any], num_proc: int | None) -> ElasticOp
         raise ValueError(f"-np {num_proc} must lie between --min-np {minimum}{limit}")
     if "--slots-per-host" in given and not script:
         raise ValueError("--slots-per-host is for hosts of --host-discovery-script; give the slots with -H host:slots")
-    cool_down_s = given.get("--blacklist-cooldown-range", _COOL_DOWN_S)
-    least, most = (_seconds(value, "--blacklist-cooldown-range") for value in cool_down_s)
-    if not 0 < least <= most <= _LONGEST_COOL_DOWN_S:
-        raise ValueError(
-            f"--blacklist-cooldown-range must be two numbers of seconds, the smaller one first, above 0 and at most "
-            f"{_LONGEST_COOL_DOWN_S:g}; received {least:g} {most:g}"
-        )
     return ElasticOptions(
         num_proc=num_proc,
         minimum=minimum,
@@ -123,10 +129,28 @@ def elastic_options(found: Mapping[str, Any], num_proc: int | None) -> ElasticOp
         script=script,
         slots=_number(given, "--slots-per-host", 1) or 1,
         reset_limit=_number(given, "--reset-limit", 0),
-        cool_down_s=(least, most),
+        cool_down_s=cool_down_range(given.get("--blacklist-cooldown-range"), "--blacklist-cooldown-range"),
         spares=_number(given, "--spares", 0) or 0,
         chaos_s=_duration(given["--chaos"]) if "--chaos" in given else 0.0,
     )
+
+
+def argument_options(num_proc: int | None, **given: Any) -> ElasticOptions | None:
+    """Read the arguments of a function; like ``elastic_options``, but errors name arguments.
+
+    Args:
+        num_proc: number of ranks to start with; None when not given.
+        **given: values by argument, such as ``min_num_proc``.
+
+    Raises:
+        ValueError: a wrong value, or values that contradict each other.
+    """
+    flags = {argument: flag for flag, argument in _ARGUMENTS.items()}
+    try:
+        return elastic_options({flags[name]: value for name, value in given.items()}, num_proc)
+    except ValueError as error:
+        said = re.sub(r"(?<!\S)--?[a-zA-Z-]+", lambda found: _ARGUMENTS.get(found[0], found[0]), str(error))
+        raise ValueError(said) from None
 
 
 def _number(given: Mapping[str, Any], flag: str, least: int) -> int | None:
@@ -138,11 +162,43 @@ def _number(given: Mapping[str, Any], flag: str, least: int) -> int | None:
     return int(text)
 
 
-def _seconds(value: Any, flag: str) -> float:
+def cool_down_range(given: Any, name: str) -> tuple[float, float]:
+    """Read the seconds until a slot whose process failed is used again, and their limit.
+
+    Args:
+        given: two numbers, also as text; None for the default.
+        name: name of the option, for messages.
+
+    Raises:
+        ValueError: not two numbers in order, or out of range; names the option.
+    """
     try:
-        return float(value)
-    except ValueError:
-        raise ValueError(f"{flag} must be two numbers of seconds; received {value!r}") from None
+        least, most = (float(value) for value in given or _COOL_DOWN_S)
+        if 0 < least <= most <= _LONGEST_COOL_DOWN_S:
+            return least, most
+    except (TypeError, ValueError):
+        pass
+    received = " ".join(map(str, given)) if isinstance(given, (tuple, list)) else repr(given)
+    raise ValueError(
+        f"{name} must be two numbers of seconds, the smaller one first, above 0 and at most "
+        f"{_LONGEST_COOL_DOWN_S:g}; received {received}"
+    )
+
+
+def seconds(given: Any, name: str) -> Any:
+    """Return a time limit, unchanged.
+
+    Args:
+        given: seconds; None for the default.
+        name: name of the option, for messages.
+
+    Raises:
+        ValueError: not a number, negative or infinite; names the option.
+    """
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if given is None or (is_number and 0 <= given < math.inf):
+        return given
+    raise ValueError(f"{name} must be a number of seconds, at least 0; received {given!r}")
 
 
 def _duration(text: Any) -> float:

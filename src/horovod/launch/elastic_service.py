@@ -32,20 +32,15 @@ _END_S = 5.0
 
 
 class _Job:
-    """Reports the events of the job, and has processes killed.
-
-    Args:
-        service: the job service, which decides.
-        policy: of the job.
-    """
+    """Reports the events of the job, and has processes killed."""
 
     def __init__(self, service: Service, policy: Policy) -> None:
         self._service, self._policy = service, policy
         self._ledger = Ledger()
         self._ranks: dict[Slot, int] = {}  # of the latest generation that has begun
+        self._leavers: dict[Slot, int] = {}  # last ranks of processes that the others go on without
         self._assigned: dict[Slot, int] = {}
         self._end_by = math.inf
-        self._causes: list[str] = []
 
     def run(self) -> None:
         """Serve until the job has ended."""
@@ -80,15 +75,21 @@ class _Job:
         joined = new if self._ledger.size else []
         for line in self._ledger.begin(now, begin.generation, len(self._assigned), joined, self._service.progress):
             _say(line)
+        self._leavers |= {slot: rank for slot, rank in self._ranks.items() if slot not in self._assigned}
         self._ranks = self._assigned
 
     def _note_end(self, gone: Gone, now: float) -> None:
-        rank = self._ranks.get(gone.slot)
+        rank = self._ranks.get(gone.slot, self._leavers.get(gone.slot))
         who = f"{'a process' if rank is None else f'rank {rank}'} (pid {gone.pid} on {gone.slot.host})"
         if not gone.how:
             return
+        loss = Loss(who, gone.how, self._ledger.generation, 1)
         if gone.slot in self._ranks or gone.slot in self._assigned:
-            self._ledger.ended(now, f"{who} {gone.how}", Loss(who, gone.how, self._ledger.generation, 1))
+            self._ledger.ended(now, f"{who} {gone.how}", loss)
+        elif gone.slot in self._leavers:  # the others have met again before its process has ended
+            self._ledger.losses += 1
+            self._ledger.failures.append(loss)
+            _say(f"{who} {gone.how}; {self._ledger.result}")
         else:
             _say(f"{who} {gone.how}, before it was a member")
 

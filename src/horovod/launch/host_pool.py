@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 
 from horovod.errors import LaunchError
 from horovod.launch.discovery import HostOffer
-from horovod.launch.host_checks import CheckedHosts, Newcomer
+from horovod.launch.host_checks import HostCheck, find_twin
+from horovod.launch.job import Job
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.remote import AgentLink
 from horovod.launch.ssh import Access
@@ -23,14 +24,14 @@ class ReadyHost(NamedTuple):
 
     Attributes:
         name: its name in the job.
-        connection: connection to its agent; None for this machine.
+        link: connection to its agent, or the job that runs its ranks; None for this machine.
         cores: number of cores that ranks may use there.
         number: number of the only slot that is ready; None for the whole host.
         plan: its own plan; None for the job's plan.
     """
 
     name: str
-    connection: AgentLink | None
+    link: AgentLink | Job | None
     cores: int
     number: int | None = None
     plan: LaunchPlan | None = None
@@ -41,9 +42,11 @@ class Pool(Protocol):
 
     Attributes:
         problems: lines for the user about hosts that cannot be used.
+        plan: the plan of the job; ``ElasticJob`` sets it.
     """
 
     problems: list[str]
+    plan: LaunchPlan
 
     @property
     def usable(self) -> dict[str, int]:
@@ -56,7 +59,11 @@ class Pool(Protocol):
         """Drop a host, or one of its slots, that does not answer any more."""
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
-        """Return the hosts, or slots, that have become ready."""
+        """Return the hosts, or slots, that have become ready.
+
+        Args:
+            poll: gets the descriptors whose events make another call due.
+        """
 
     def due_at(self) -> list[float]:
         """When ``tend`` is due."""
@@ -65,7 +72,7 @@ class Pool(Protocol):
         """Disconnect from hosts that are not in use yet."""
 
 
-class HostPool:
+class HostPool(Pool):
     """Tracks the offered hosts, and which of them can be used.
 
     Args:
@@ -78,6 +85,8 @@ class HostPool:
         found: other hosts that are offered from the beginning, and have been checked.
     """
 
+    plan: LaunchPlan
+
     def __init__(
         self,
         own: str,
@@ -86,13 +95,13 @@ class HostPool:
         command: str,
         path: str,
         cool_down_s: tuple[float, float],
-        found: CheckedHosts,
+        found: dict[str, HostCheck],
     ) -> None:
         self._own, self._cores, self._access = own, cores, access
         self._command, self._path, self._cool_down_s = command, path, cool_down_s
         self._found = found
         self._offers: Mapping[str, HostOffer] = {}
-        self._newcomers: dict[str, Newcomer] = {}
+        self._newcomers: dict[str, HostCheck] = {}
         self._ready: dict[str, str] = {}  # machine by name of the host
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
@@ -100,16 +109,13 @@ class HostPool:
         self.problems: list[str] = []
 
     def offer(self, hosts: Mapping[str, HostOffer]) -> None:
-        """Take the hosts that may be used from now on."""
         self._offers = hosts
 
     @property
     def usable(self) -> dict[str, int]:
-        """Number of slots of each host that is offered and ready."""
         return {name: offer.slots for name, offer in self._offers.items() if name in self._ready}
 
     def lose(self, name: str, number: int | None = None) -> None:
-        """Drop a host that does not answer any more; try it again later."""
         self._ready.pop(name, None)
         self._cool(name)
 
@@ -119,20 +125,10 @@ class HostPool:
         self._retry_at[name] = time.monotonic() + min(most, least * 2.0 ** min(failures - 1, 64))
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
-        """Connect to hosts and read their messages.
-
-        Args:
-            poll: gets the descriptors of the connections that are being checked.
-
-        Returns:
-            The hosts that have become ready.
-        """
         now, ready = time.monotonic(), []
-        while self._found.connections:  # their new owner closes them
-            address, connection = self._found.connections.popitem()
-            hello, name = self._found.hellos[address], address.rpartition("@")[2]
-            self._ready[name] = hello.machine
-            ready.append(ReadyHost(name, connection, hello.cores))
+        while self._found:  # their new owner closes them
+            address, check = self._found.popitem()
+            ready.append(self._begin(address.rpartition("@")[2], check))
         for name, offer in self._offers.items():
             if name in self._ready or name in self._newcomers or self._retry_at.get(name, 0.0) > now:
                 continue
@@ -140,10 +136,8 @@ class HostPool:
                 self._ready[name] = machine_name()
                 ready.append(ReadyHost(name, None, self._cores))
                 continue
-            machines = {machine: other for other, machine in self._ready.items()}
-            machines.setdefault(machine_name(), self._own)
             try:
-                newcomer = Newcomer(offer.address, self._access, self._command, self._path, machines)
+                newcomer = HostCheck(offer.address, self._access, self._command, self._path)
             except LaunchError as error:
                 self._refuse(name, [f"{name}: {error}"])
                 continue
@@ -155,20 +149,27 @@ class HostPool:
             if newcomer.is_done:
                 del self._newcomers[name]
                 poll.unregister(incoming)
-                if newcomer.problems:
-                    self._refuse(name, newcomer.problems)
+                machines = {machine: other for other, machine in self._ready.items()}
+                machines.setdefault(machine_name(), self._own)
+                if problems := newcomer.problems or [twin for twin in (find_twin(newcomer, machines),) if twin]:
+                    newcomer.connection.kill()
+                    newcomer.connection.close()
+                    self._refuse(name, problems)
                 else:
-                    self._ready[name] = newcomer.hello.machine
-                    ready.append(ReadyHost(name, newcomer.connection, newcomer.hello.cores))
+                    ready.append(self._begin(name, newcomer))
         return ready
+
+    def _begin(self, name: str, check: HostCheck) -> ReadyHost:
+        assert check.hello is not None
+        self._ready[name] = check.hello.machine
+        return ReadyHost(name, check.connection, check.hello.cores)
 
     def _refuse(self, name: str, problems: Sequence[str]) -> None:
         if name not in self._failures:  # else it was reported before
-            self.problems += problems
+            self.problems += [f"{problem}; it is tried again later" for problem in problems]
         self._cool(name)
 
     def due_at(self) -> list[float]:
-        """When ``tend`` is due."""
         times = [at for name, at in self._retry_at.items() if self._is_wanted(name)]
         return times + [newcomer.due_at for newcomer in self._newcomers.values()]
 
@@ -176,7 +177,6 @@ class HostPool:
         return name in self._offers and name not in self._ready and name not in self._newcomers
 
     def close(self) -> None:
-        """Disconnect from the hosts that are being checked. Blocks until ssh has ended."""
         for newcomer in self._newcomers.values():
             newcomer.connection.kill()
         for newcomer in self._newcomers.values():

@@ -12,9 +12,6 @@ class Job:
     """The ranks of one host. Only ``kill`` and ``close`` block.
 
     A *rank* is here the number of a process in the job, which is unique; its *slot* is its place on the host.
-
-    Args:
-        host: its name.
     """
 
     #: Whether output comes through files that the caller opens, rather than with the news.
@@ -22,8 +19,8 @@ class Job:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        #: Pickled result of each rank that has ended, if the ranks make a call of ``horovod.run``.
-        self.results: dict[int, bytes] = {}
+        #: Result of each rank that has ended, if the ranks make a call; pickled if other processes make it.
+        self.results: dict[int, Any] = {}
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there is news."""
@@ -54,6 +51,10 @@ class Job:
     def has_begun(self, rank: int) -> bool:
         """Return whether a running rank has called ``init()``; True if that is known only at its end."""
         return True
+
+    def name_of(self, rank: int) -> str:
+        """Return the name of a rank's process, such as "actor 01ab"; empty if its process id is enough."""
+        return ""
 
     def kill_rank(self, rank: int) -> None:
         """Kill a rank and its descendants; ``news`` reports its end as usual."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 __all__ = ["Ledger", "Loss", "signature"]
 
 _MOST_CAUSES = 20
+_MOST_IN_VAIN = 4
 PATIENCE_S = 5.0
 """A loss is reported after this time, even if it is not repaired yet."""
 
@@ -24,6 +25,7 @@ class Loss:
         code: exit code of the launcher for this end.
         error: signature of the exception that ended it, or empty.
         progress: steps that the others had completed by then; None until they report them.
+        is_new: whether it had replaced another one in that generation.
     """
 
     who: str
@@ -32,6 +34,7 @@ class Loss:
     code: int
     error: str = ""
     progress: int | None = None
+    is_new: bool = False
 
 
 def signature(lines: Sequence[str]) -> str:
@@ -139,6 +142,12 @@ class Ledger:
                 if is_same and failure.progress is not None and failure.generation != other.generation:
                     return failure
         return None
+
+    def loss_in_vain(self) -> Loss | None:
+        """Return the last of several losses in turn of new processes, if no step was completed in between."""
+        last = [failure for failure in self.failures if failure.progress is not None][-_MOST_IN_VAIN:]
+        count = len({failure.generation for failure in last if failure.is_new})
+        return last[-1] if count == _MOST_IN_VAIN and len({failure.progress for failure in last}) == 1 else None
 
     def summary(self, now_s: float, progress: int) -> str:
         """Return the last line about a job in which anything has changed; else an empty text."""

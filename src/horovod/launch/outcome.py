@@ -17,6 +17,7 @@ class Exit:
         status: exit code, or minus the signal that killed it.
         sent: the last signal that we had sent to it by then; 0 for none.
         has_begun: whether it had called ``hvd.init()``.
+        how: how it ended, in words; empty if ``status`` says it.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Exit:
     status: int
     sent: int = 0
     has_begun: bool = True
+    how: str = ""
 
 
 @dataclass

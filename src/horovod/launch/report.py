@@ -26,15 +26,12 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
-    """Return the final report.
+    """Return the lines of the final report; none when all went well.
 
     Args:
         plan: the plan of the job.
         outcome: the result of the job.
         oom_kills: number of processes that the kernel killed for lack of memory while the job ran.
-
-    Returns:
-        Lines; none when all went well.
     """
     lines = [outcome.error] if outcome.error else []
     noun = plan.display.noun
@@ -74,12 +71,9 @@ def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str
 
 
 def trains_together(command: tuple[str, ...], size: int) -> bool:
-    """Return whether a job is a Python script on several ranks; nearly all of those call ``hvd.init()``.
-
-    Args:
-        command: program and arguments of every rank.
-        size: number of ranks.
-    """
+    """Return whether a job is a Python script on several ranks; nearly all of those call ``hvd.init()``."""
+    if not command:
+        return False  # another system starts the processes
     name = Path(command[0]).name
     is_other = command[1:2] == ("-c",) or any(word.startswith("horovod.") for word in command)
     return size > 1 and (name.startswith("python") or name.endswith(".py")) and not is_other

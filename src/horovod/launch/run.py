@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -15,21 +16,16 @@ from typing import Any
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import task
-from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_settings
-from horovod.launch.call import failed_call, pack, sink_of, unpack_results
-from horovod.launch.elastic_options import ElasticOptions, elastic_options
+from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_names, interface_settings
+from horovod.launch.call import elastic_results_of, pack, results_of, sink_of
+from horovod.launch.elastic_options import ElasticOptions, argument_options
 from horovod.launch.hosts import HostSlots, Place
-from horovod.launch.job import Job
-from horovod.launch.outcome import Outcome
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 
 __all__ = ["new_request", "run"]
-
-_ELASTIC = ("--min-np", "--max-np", "--host-discovery-script", "--slots-per-host", "--reset-limit",
-            "--blacklist-cooldown-range")  # fmt: skip
 
 
 def run(
@@ -112,8 +108,10 @@ def run(
         new = name.replace("np", "num_proc") if "np" in name else "network_interfaces"
         warnings.warn(f"{name} is deprecated; use {new}", DeprecationWarning, stacklevel=2)
     fewest, most = min_num_proc if min_np is None else min_np, max_num_proc if max_np is None else max_np
-    values = (fewest, most, host_discovery_script, slots, reset_limit, cooldown_range)
-    elastic = elastic_options(dict(zip(_ELASTIC, values, strict=True)), num_proc if np is None else np)
+    elastic = argument_options(
+        num_proc if np is None else np, min_num_proc=fewest, max_num_proc=most, slots=slots, reset_limit=reset_limit,
+        host_discovery_script=host_discovery_script, cooldown_range=cooldown_range,
+    )  # fmt: skip
     if elastic and (use_mpi or (elastic.script and (hosts or hostfile))):
         raise ValueError("an elastic job takes neither use_mpi nor, with host_discovery_script, hosts or hostfile")
     if hosts and hostfile:
@@ -122,26 +120,20 @@ def run(
         raise ValueError("give use_gloo or use_mpi, not both")
     size = elastic.num_proc if elastic else np if np is not None else 1 if num_proc is None else num_proc
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
-    interfaces = _names(network_interfaces or network_interface or ())
+    interfaces = interface_names(network_interfaces or network_interface, "network_interfaces")
     python = executable or sys.executable
     try:
         chosen = choose_hosts(hosts or "", hostfile or "", size, elastic is not None and bool(elastic.script))
         access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces, starters=chosen.starters)
         request = new_request(size, python, settings, output_filename or "")
+        call = pack(func, tuple(args), dict(kwargs or {}))
         if elastic is not None:
-            return _run_elastic(request, elastic, chosen.named, access, func, args, kwargs)
-        assembly = _ready(request, chosen.places, access, bool(use_mpi))
-        try:
-            return _Call(assembly, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
-        finally:
-            assembly.close()
+            return _run_elastic(request, elastic, chosen.named, access, call)
+        with contextlib.closing(_ready(request, chosen.places, access, bool(use_mpi))) as assembly:
+            return _make_call(assembly, call, bool(verbose))
     except (LaunchError, ValueError) as error:
         # Frames inside this package do not help the caller; the error keeps its cause.
         raise error.with_traceback(None)  # noqa: B904
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
 
 
 def _run_elastic(
@@ -149,27 +141,19 @@ def _run_elastic(
     options: ElasticOptions,
     named: Sequence[HostSlots],
     access: Access,
-    func: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
+    call: bytes,
 ) -> list[Any]:
     # Jobs of a fixed size on one host need no ZeroMQ.
     from horovod.launch.elastic_assembly import ElasticAssembly
 
-    call = pack(func, tuple(args), dict(kwargs or {}))
     flags = {**request.flags, **interface_settings(access.interfaces)}
-    assembly = ElasticAssembly(replace(request, flags=flags), options, named, access)
-    try:
+    with contextlib.closing(ElasticAssembly(replace(request, flags=flags), options, named, access)) as assembly:
         outcome = assembly.run(_sinks(), (signal.SIGINT,), subprocess.DEVNULL, call)
-    finally:
-        assembly.close()
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    if outcome.code:
-        raise LaunchError("\n".join(outcome.lines))
-    for line in outcome.lines:
-        _sinks()[1].put(f"horovod.run: {line}\n".encode())
-    return unpack_results(assembly.results)
+    return elastic_results_of(outcome, assembly.results, _say)
+
+
+def _say(line: str) -> None:
+    _sinks()[1].put(f"horovod.run: {line}\n".encode())
 
 
 def _sinks() -> tuple[OutputSink, OutputSink]:
@@ -209,35 +193,14 @@ def new_request(
     )
 
 
-class _Call:
-    def __init__(self, assembly: Assembly, verbose: bool) -> None:
-        self.assembly, self.plan = assembly, assembly.plan
-        self.verbose = verbose
-        self.oom_before = oom_kills()
-
-    def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Send the function, run the job, collect the results."""
-        packed = pack(func, args, kwargs)
-        jobs = self.assembly.jobs(call=packed)
-        outcome = self._supervise(jobs)
-        results = {rank: result for job in jobs for rank, result in job.results.items()}
-        return self._results(outcome, [results.get(rank, b"") for rank in range(self.plan.size)])
-
-    def _supervise(self, jobs: list[Job]) -> Outcome:
-        plan = self.plan
-        sinks = _sinks()
-        if self.verbose:
-            for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
-                sinks[1].put(f"horovod.run: {note}\n".encode())
-        return supervise(
-            plan, sinks, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs, on_end=self.assembly.ended
-        )
-
-    def _results(self, outcome: Outcome, packed: list[bytes]) -> list[Any]:
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        first = outcome.first_failure
-        if first is not None or outcome.error:
-            oom = oom_kills() - self.oom_before if self.oom_before >= 0 else 0
-            raise failed_call(self.plan, outcome, packed[first.rank] if first else b"", oom)
-        return unpack_results(packed)
+def _make_call(assembly: Assembly, call: bytes, verbose: bool) -> list[Any]:
+    """Run the job, and return the results of the ranks."""
+    plan, oom_before = assembly.plan, oom_kills()
+    for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
+        if verbose:
+            _say(note)
+    jobs = assembly.jobs(call=call)
+    outcome = supervise(
+        plan, _sinks(), signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs, on_end=assembly.ended
+    )
+    return results_of(plan, outcome, jobs, oom_kills() - oom_before if oom_before >= 0 else 0)

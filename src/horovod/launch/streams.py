@@ -180,10 +180,10 @@ class RankStreams:
         for sink in self.sinks:
             sink.end_line()
 
-    def tail(self, rank: int) -> list[str]:
+    def tail(self, rank: int, count: int = TAIL_LINES) -> list[str]:
         """Return the last lines of a rank's standard error; without any, of its output if that was hidden."""
         out, error = self._ranks[rank]
-        return error.last_lines(TAIL_LINES) or (out.last_lines(TAIL_LINES) if rank in self._hidden else [])
+        return error.last_lines(count) or (out.last_lines(count) if rank in self._hidden else [])
 
     def close(self) -> None:
         """Close all pipes."""

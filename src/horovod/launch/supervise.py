@@ -12,14 +12,11 @@ from horovod.launch.local import LocalJob
 from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.report import alone_text, trains_together
 from horovod.launch.supervision import NO_ANSWER, RankPlace, Supervision, how_ended
 from horovod.phrases import list_ranks
 
-__all__ = ["ALONE_S", "FixedJob", "supervise"]
+__all__ = ["FixedJob", "supervise"]
 
-ALONE_S = 120.0
-"""How long ranks may run without ``hvd.init()`` until the user is told; reading data before it may take a while."""
 LOST_GRACE_S = 1.0
 """From SIGTERM to SIGKILL, for the ranks of other hosts when one is lost."""
 _CONSEQUENCE_S = 10.0
@@ -76,7 +73,6 @@ class FixedJob(Supervision):
         super().__init__(plan, sinks)
         self._jobs += jobs
         self._on_end = on_end
-        self._alone_at = math.inf
 
     def start(self, stdin: int | None) -> None:
         plan = self.plan
@@ -89,19 +85,7 @@ class FixedJob(Supervision):
                 folder = plan.output_dirs[rank] if plan.output_dirs else ""
                 self.start_rank(rank, RankPlace(job, slot), environ, label, folder)
             job.finish()
-        if trains_together(plan.command, plan.size):
-            self._alone_at = time.monotonic() + ALONE_S
-
-    def due_at(self) -> list[float]:
-        return [self._alone_at] if self._alone_at < math.inf else []
-
-    def on_poll(self) -> None:
-        if time.monotonic() >= self._alone_at:
-            self._alone_at = math.inf
-            ended = {e.rank for e in self.outcome.exits}
-            places = self.places.items()
-            if alone := [r for r, place in places if r not in ended and not place.job.has_begun(r)]:
-                self.say(alone_text(alone, self.plan.size, f" in {ALONE_S:g} seconds"))
+        self.expect_init(plan.size)
 
     def run(self) -> None:
         super().run()

@@ -22,16 +22,19 @@ from horovod.launch.local import SAFETY_S
 from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan
+from horovod.launch.report import alone_text, trains_together
 from horovod.launch.signals import handled
 from horovod.launch.streams import RankStreams
 from horovod.rendezvous.endings import signal_name
 
-__all__ = ["NO_ANSWER", "RankPlace", "Supervision", "how_ended"]
+__all__ = ["ALONE_S", "NO_ANSWER", "RankPlace", "Supervision", "how_ended"]
 
 FAILURE_GRACE_S = 1.0
 """Time from the first failure to SIGTERM, in which the other ranks can report their errors."""
 NO_ANSWER = "the process that watches the ranks does not answer"
 """Reason for the loss of a host if its keeper does not end its ranks."""
+ALONE_S = 120.0
+"""How long ranks may run without ``hvd.init()`` until the user is told; reading data before it may take a while."""
 _IDLE_S = 0.1  # for prompts: idle time until a terminal shows the beginning of a line
 
 
@@ -70,6 +73,7 @@ class Supervision:
         self._dead_at: float | None = None  # when to stop trusting the keeper
         self.failed_at: float | None = None  # when the first rank failed
         self._over = False
+        self._alone_at: float | None = None
         self._passed_on: list[list[int]] = []
 
     def carry_out(self, signals: Sequence[signal.Signals], stdin: int | None) -> Outcome:
@@ -102,12 +106,26 @@ class Supervision:
         """Whether the job is over as soon as nothing is left to watch."""
         return True
 
+    def expect_init(self, size: int) -> None:
+        """Name the ranks later that have not called ``hvd.init()``, if the command of a job of this size should."""
+        if trains_together(self.plan.command, size):
+            self._alone_at = time.monotonic() + ALONE_S
+
     def on_poll(self) -> None:
         """Do the work that is due, after an event or when ``due_at`` has come."""
+        if self._alone_at is None or time.monotonic() < self._alone_at:
+            return
+        self._alone_at = None
+        ended = self.outcome.lost.keys() | {e.rank for e in self.outcome.exits}
+        running = [rank for rank in self.places if rank not in ended]
+        alone = [rank for rank in running if not self.places[rank].job.has_begun(rank)]
+        # The plan of an elastic job names no rank, and new processes have had less time.
+        if alone and (self.plan.size or alone == running):
+            self.say(alone_text(alone, self.plan.size or len(alone), f" in {ALONE_S:g} seconds"))
 
-    def due_at(self) -> Sequence[float]:
+    def due_at(self) -> list[float]:
         """Return the times at which ``on_poll`` must run even without an event."""
-        return ()
+        return [] if self._alone_at is None else [self._alone_at]
 
     def add_job(self, job: Job, stdin: int | None) -> None:
         """Watch a host from now on.
@@ -269,7 +287,10 @@ class Supervision:
             if not self.streams.feed(event["output"], event["data"]):
                 job.refuse(*event["output"])  # so that the rank gets a broken pipe, as if it wrote there itself
         elif "ended" in event:
-            ended = Exit(*(event[name] for name in ("ended", "pid", "status", "sent", "has_begun")))
+            rank, pid, status, sent, has_begun = (
+                event[name] for name in ("ended", "pid", "status", "sent", "has_begun")
+            )
+            ended = Exit(rank, pid, status, sent, has_begun, event.get("how", ""))
             self.outcome.exits.append(ended)
             self.on_exit(ended)
         elif "stopped" in event:

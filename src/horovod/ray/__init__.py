@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from horovod.bindings.misuse import not_installed
+
 try:
     import ray as _ray  # noqa: F401 - Ray's own package, not horovod.ray
-except ImportError as error:
-    raise ImportError("horovod.ray needs Ray: pip install khorovod[ray]", name=error.name) from error
+except ModuleNotFoundError as error:
+    raise not_installed(error, "ray", "ray") from None
 
 from horovod.ray import ray_logger
 from horovod.ray.elastic import ElasticRayExecutor, RayHostDiscovery

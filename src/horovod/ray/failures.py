@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 
 from horovod.errors import LaunchError
 
-__all__ = ["LOST", "how_lost", "lost_rank", "traceback_text"]
+__all__ = ["LOST", "how_lost", "is_node_lost", "lost_rank", "traceback_text"]
 
 LOST = (RayActorError, NodeDiedError)
 """Errors of a call whose actor is gone, or out of reach."""
@@ -26,7 +26,7 @@ def how_lost(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, ActorUnavailableError):
         return "cannot be reached: its node or the network has failed"
-    if isinstance(error, NodeDiedError) or re.search(r"node (has )?died|node was terminated|node is dead", text, re.I):
+    if is_node_lost(error):
         return "died: its node is lost"
     if isinstance(error, ActorDiedError) and getattr(error, "actor_init_failed", False):
         return f"could not be made: {text.strip().splitlines()[-1]}"
@@ -37,6 +37,16 @@ def how_lost(error: BaseException) -> str:
         return f"died{f' (pid {pid[1]})' if pid else ''}: {_KILLED}{_ADVICE}"
     last = [line.strip() for line in text.splitlines() if line.strip()]
     return f"died: {last[-1] if last else type(error).__name__}"
+
+
+def is_node_lost(error: BaseException) -> bool:
+    """Return whether an actor was lost with its node.
+
+    Args:
+        error: one of ``LOST``.
+    """
+    is_dead = re.search(r"node (has )?died|node was terminated|node is dead", str(error), re.IGNORECASE)
+    return isinstance(error, NodeDiedError) or is_dead is not None
 
 
 def lost_rank(who: str, error: BaseException) -> LaunchError:
@@ -59,5 +69,6 @@ def traceback_text(error: Any) -> str:
     """
     if not isinstance(error, RayTaskError):
         return ""
-    lines = str(error.traceback_str).splitlines()[1:]  # the first line names the call and its process
-    return "\n".join(["Traceback (most recent call last):", *lines])
+    lines = str(error).splitlines()[1:]  # the first line names the call and its process
+    # Ray leaves its own frames out, but not the marks below their lines.
+    return "\n".join(["Traceback (most recent call last):", *(line for line in lines if line.strip(" ^~") or not line)])

@@ -57,12 +57,12 @@ class RayHostDiscovery:
         return {id_: slots for id_, slots in found.items() if slots > 0}
 
 
-def free_slots(resources: Resources) -> int:
-    """Return the number of workers that could start now, with the cluster's free resources.
+def free_slots(resources: Resources) -> dict[str, int]:
+    """Return the number of workers that could start now on each node, with its free resources, by the id of the node.
 
     Args:
         resources: resources of one worker.
     """
     from ray._private.state import available_resources_per_node
 
-    return sum(resources.slots(found) for found in available_resources_per_node().values())
+    return {id_: resources.slots(found) for id_, found in available_resources_per_node().items()}

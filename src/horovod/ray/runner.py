@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ray
-
 from horovod.ray import ray_logger
-from horovod.ray.elastic import ElasticAdapter, RayHostDiscovery, check_sizes
-from horovod.ray.settings import MiniSettings, Resources, check_gpus
+from horovod.ray.client import in_cluster
+from horovod.ray.elastic import ElasticAdapter, RayHostDiscovery
+from horovod.ray.settings import MiniSettings, Resources, check_gpus, check_whole
 from horovod.ray.static import StaticAdapter
 from horovod.ray.worker import BaseHorovodWorker
 
@@ -94,11 +93,9 @@ class RayExecutor:
         found = {name: value for name, value in given.items() if value is not None}
         if len(found) != 1:
             raise ValueError(f"give one of num_workers, num_hosts and min_workers; received {found or 'none of them'}")
-        if min([*found.values(), num_workers_per_host]) < 1 or cpus_per_worker < 0:
-            raise ValueError(
-                f"numbers of workers, hosts and CPUs must be positive; received {found}, num_workers_per_host="
-                f"{num_workers_per_host}, cpus_per_worker={cpus_per_worker}"
-            )
+        for name, value in {**found, "num_workers_per_host": num_workers_per_host}.items():
+            check_whole(value, name, 1)
+        settings.check()
         self.settings = settings
         resources = Resources(cpus_per_worker, check_gpus(use_gpu, gpus_per_worker, "gpus_per_worker"))
         self._kind: type[Any] = StaticAdapter
@@ -106,10 +103,10 @@ class RayExecutor:
             settings, resources, num_workers or 0, num_hosts or 0, num_workers_per_host, use_current_placement_group
         )  # fmt: skip
         if min_workers is not None:
-            check_sizes(min_workers, max_workers, "min_workers", "max_workers")
             settings.elastic, settings.min_num_proc, settings.max_num_proc = True, min_workers, max_workers
             settings.reset_limit, settings.elastic_timeout = reset_limit, elastic_timeout
             settings.cooldown_range = cooldown_range
+            settings.check_elastic("min_workers", "max_workers")
             if override_discovery or settings.discovery is None:
                 settings.discovery = RayHostDiscovery(use_gpu, cpus_per_worker, gpus_per_worker)
             self._kind, self._options = ElasticAdapter, (settings, resources)
@@ -132,12 +129,13 @@ class RayExecutor:
 
         Raises:
             LaunchError: the workers run already, or one has failed.
+            InitError: a network interface does not exist, or has no address.
             TimeoutError: the cluster did not have the resources within ``placement_group_timeout_s``.
 
         Blocks until the workers run.
         """
         if self._adapter is None:
-            self._adapter = _Remote(self._kind, self._options) if _is_client() else self._kind(*self._options)
+            self._adapter = in_cluster(self._kind, self._options)
         self._adapter.start((executable_cls, executable_args, executable_kwargs), dict(extra_env_vars or {}))
 
     def run(
@@ -225,29 +223,3 @@ class RayExecutor:
     def _refuse_elastic(self, name: str) -> None:
         if self._kind is ElasticAdapter:
             raise NotImplementedError(f"{name} is not for elastic jobs, whose ranks change: use run() or execute()")
-
-
-def _is_client() -> bool:
-    from ray.util.client import ray as client
-
-    return bool(client.is_connected())
-
-
-class _Remote:
-    """Runs an adapter in an actor, so that under Ray Client the job service and references stay in the cluster.
-
-    Args:
-        kind: class of the adapter.
-        options: its arguments.
-    """
-
-    def __init__(self, kind: type[Any], options: tuple[Any, ...]) -> None:
-        self._actor = ray.remote(kind).options(num_cpus=0).remote(*options)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args: ray.get(getattr(self._actor, name).remote(*args))
-
-    def shutdown(self) -> None:
-        """End the workers, then the actor."""
-        ray.get(self._actor.shutdown.remote())
-        ray.kill(self._actor)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.constants import is_v2_enabled
 
 from horovod import context
+from horovod.launch.assemble import interface_names
 from horovod.launch.workers import WorkerJob, in_rank_order
 from horovod.ray.nodes import node_name
 
@@ -43,10 +44,18 @@ class HorovodConfig(BackendConfig):
     Attributes:
         env: additional environment variables for the workers, such as HOROVOD_TIMELINE.
         nics: network interfaces over which ranks find each other; all when empty.
+
+    Raises:
+        ValueError: ``env`` does not map names to texts, or ``nics`` are no names.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
-    nics: tuple[str, ...] = ()
+    nics: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.nics = interface_names(self.nics, "nics")
+        if not (isinstance(self.env, Mapping) and all(isinstance(text, str) for text in self.env.values())):
+            raise ValueError(f"env must map names of variables to texts; received {self.env!r}")
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:

@@ -125,7 +125,7 @@ class BaseHorovodWorker:
         """Run one call as a process of an elastic job.
 
         Args:
-            variables: the process's environment variables from ``launch.elastic_workers``.
+            variables: the process's environment variables.
             executable: as for ``start_executable``, if the function's first argument is an executable.
             call: as for ``call``.
             queue: as for ``call``.

@@ -10,27 +10,31 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from horovod.bindings.misuse import not_installed
+
 __all__ = ["Application", "TaskJob"]
 
 #: Seconds to wait for executors if their number is unknown; the same as Spark's default.
 _SETTLE_S = 30.0
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 _ENDED_S = 10.0
+#: Interval in seconds between attempts to cancel: Spark ignores one before it knows the job.
+_CANCEL_S = 0.5
 
 
 class Application:
     """The active Spark application, with the queries that ranks need.
 
     Raises:
-        ImportError: PySpark is not installed.
+        ModuleNotFoundError: PySpark is not installed.
         RuntimeError: there is no active SparkContext in this process, as with Spark Connect.
     """
 
     def __init__(self) -> None:
         try:
             from pyspark import SparkContext
-        except ImportError as error:
-            raise ImportError("horovod.spark needs PySpark: pip install khorovod[spark]", name="pyspark") from error
+        except ModuleNotFoundError as error:
+            raise not_installed(error, "pyspark", "spark") from None
         context = SparkContext._active_spark_context
         if context is None:
             from pyspark.sql.utils import is_remote
@@ -137,7 +141,8 @@ class TaskJob:
         """
         if is_well:
             self._thread.join(_ENDED_S)
-        if not self.has_ended:
+        deadline = time.monotonic() + _ENDED_S
+        while not self.has_ended and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # a Py4J error: the application has ended meanwhile
                 self._context.cancelJobGroup(self._group)
-            self._thread.join(_ENDED_S)
+            self._thread.join(_CANCEL_S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TextIO
 
 from horovod.launch import task
-from horovod.launch.assemble import interface_settings
+from horovod.launch.assemble import interface_names, interface_settings
 from horovod.launch.call import sink_of
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import SCOPE_VARIABLE, Display, LaunchPlan
@@ -97,8 +97,13 @@ def job_options(
         nics: network interfaces.
         timestamps: whether each line of output begins with date and time.
         executable: Python interpreter of the ranks.
+
+    Raises:
+        ValueError: ``env`` does not map names to texts, or ``nics`` are no names.
     """
-    interfaces = tuple(nics.split(",")) if isinstance(nics, str) else tuple(nics or ())
+    if env is not None and not (isinstance(env, Mapping) and all(isinstance(text, str) for text in env.values())):
+        raise ValueError(f"env must map names of variables to texts; received {env!r}")
+    interfaces = interface_names(nics, "nics")
     return JobOptions(
         name=name,
         sinks=(sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)),

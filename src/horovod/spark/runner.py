@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from horovod.config import JOB_ID, SECRET_KEY
-from horovod.launch.call import failed_call, pack, unpack_results
+from horovod.launch.call import pack, results_of
 from horovod.launch.job import Job
 from horovod.launch.remote import RemoteJob
 from horovod.launch.supervise import supervise
@@ -101,9 +101,4 @@ def _carry_out(options: JobOptions, tasks: Sequence[TaskConnection], call: bytes
         outcome = supervise(plan, options.sinks, signals=(signal.SIGINT,), jobs=jobs, on_end=workers.ended)
     finally:
         workers.close()
-    packed = [job.results.get(rank, b"") for rank, job in enumerate(jobs)]
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    if (first := outcome.first_failure) is not None or outcome.error:
-        raise failed_call(plan, outcome, packed[first.rank] if first else b"")
-    return unpack_results(packed)
+    return results_of(plan, outcome, jobs)

@@ -8,16 +8,33 @@ import time
 from horovod import config
 from horovod._version import __version__
 from horovod.errors import LaunchError
+from horovod.launch.elastic_options import seconds
 from horovod.launch.workers import listen_addresses
 from horovod.spark.application import Application, TaskJob
 from horovod.spark.options import JobOptions
 from horovod.spark.relay import Registration, TaskConnection, TaskListener
 from horovod.spark.task import RankTask
 
-__all__ = ["MachineNames", "RankTasks"]
+__all__ = ["MachineNames", "RankTasks", "rank_count"]
 
 #: Interval in seconds at which to check that Spark has not aborted the job, and has enough slots.
 _LOOK_S = 0.5
+
+
+def rank_count(application: Application, num_proc: int | None) -> int:
+    """Return the number of ranks to start with.
+
+    Args:
+        application: the application.
+        num_proc: the user's number; Spark's default parallelism when None.
+
+    Raises:
+        ValueError: less than 1.
+    """
+    found = application.parallelism if num_proc is None else num_proc
+    if not hasattr(found, "__index__") or found < 1:
+        raise ValueError(f"num_proc must be at least 1; received {found!r}")
+    return found
 
 
 class RankTasks:
@@ -32,18 +49,17 @@ class RankTasks:
 
     Raises:
         RuntimeError: there is no SparkContext in this process.
-        ValueError: the number of tasks is less than 1.
+        ValueError: the number of tasks is less than 1, or the timeout is negative.
         InitError: a network interface does not exist.
     """
 
     def __init__(
         self, options: JobOptions, wanted: int | None, most: int | None, start_timeout_s: float | None, runs_again: bool
     ) -> None:
-        self.timeout_s = config.load(spark_start_timeout_s=start_timeout_s).spark_start_timeout_s
+        given = seconds(start_timeout_s, "start_timeout")
+        self.timeout_s = config.load(spark_start_timeout_s=given).spark_start_timeout_s
         self._application = Application()
-        self.wanted = self._application.parallelism if wanted is None else wanted
-        if not hasattr(self.wanted, "__index__") or self.wanted < 1:
-            raise ValueError(f"num_proc must be at least 1; received {wanted!r}")
+        self.wanted = rank_count(self._application, wanted)
         self.most = max(self.wanted, most or 0)
         self._name, self._runs_again = options.name, runs_again
         self._has_begun = False  # ranks may run

@@ -69,5 +69,4 @@ class SparkBackend(Backend):
         )  # fmt: skip
 
     def num_processes(self) -> int:
-        """Return the number of ranks."""
         return self._num_proc or int(SparkSession.active().sparkContext.defaultParallelism)

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from pyspark.ml import Estimator
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import types
 
 from horovod.errors import RequestError
 from horovod.spark.common.backend import Backend, SparkBackend
@@ -21,6 +23,16 @@ from horovod.spark.common.writing import find, write
 __all__ = ["HorovodEstimator"]
 
 _REQUIRED = ("store", "model", "feature_cols", "label_cols")
+_AT_LEAST_ONE = (
+    "num_proc", "batch_size", "val_batch_size", "epochs", "partitions_per_process", "backward_passes_per_step",
+    "train_steps_per_epoch", "validation_steps_per_epoch",
+)  # fmt: skip
+
+
+def _has_numbers(kind: types.DataType) -> bool:
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    return isinstance(kind, types.NumericType | types.BooleanType | VectorUDT)
 
 
 @has_params(ESTIMATOR)
@@ -38,13 +50,13 @@ class HorovodEstimator(Settable, Saved, Estimator):
     #: Training function that runs on each rank.
     _train: ClassVar[staticmethod[[TrainingJob], Trained | None]]
     _unsupported: ClassVar[tuple[str, ...]] = ("continuous_cols", "categorical_cols", "data_module")
+    _callback: ClassVar[type] = object
 
     def _fit(self, dataset: Any) -> Any:
-        backend = self._backend()
         self._check()
-        value = self.getOrDefault
+        backend, value = self._backend(), self.getOrDefault
         validation = value("validation")
-        columns = columns_of(SimpleNamespace(**{name: value(name) for name, *_ in self.ROWS}))
+        columns = columns_of(self._values())
         if value("transformation_fn"):  # it may create the other columns
             columns = [name for name in columns if name in dataset.columns]
         wanted = [*columns, *([validation] if isinstance(validation, str) else [])]
@@ -52,6 +64,11 @@ class HorovodEstimator(Settable, Saved, Estimator):
             raise RequestError(
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
+        needed = [validation] if isinstance(validation, str) else []
+        needed += [] if value("transformation_fn") else columns
+        if wrong := [name for name in needed if not _has_numbers(dataset.schema[name].dataType)]:
+            kinds = ", ".join(f"{name} of {dataset.schema[name].dataType.simpleString()}" for name in wrong)
+            raise RequestError(f"the columns must hold numbers, booleans, arrays of them or vectors. Received: {kinds}")
         run_id, seed = self._run_id(), self._seed()
         index = f"{run_id}.fit"
         store, files = value("store"), backend.num_processes() * value("partitions_per_process")
@@ -76,13 +93,17 @@ class HorovodEstimator(Settable, Saved, Estimator):
             RequestError: there are no files, or a parameter is missing.
         """
         estimator = self.copy(params) if params else self
-        backend = estimator._backend()
         estimator._check()
+        backend = estimator._backend()
         store = estimator.getOrDefault("store")
         train, val = find(store, store.get_train_data_path(dataset_idx)), None
         if estimator.getOrDefault("validation"):
             val = find(store, store.get_val_data_path(dataset_idx))
         return estimator._run(backend, estimator._run_id(), estimator._seed(), train, val)
+
+    def _values(self) -> Any:
+        """Return the parameters as attributes."""
+        return SimpleNamespace(**{name: self.getOrDefault(name) for name, *_ in self.ROWS})
 
     def _backend(self) -> Backend:
         backend, count = self.getOrDefault("backend"), self.getOrDefault("num_proc")
@@ -97,8 +118,11 @@ class HorovodEstimator(Settable, Saved, Estimator):
         for name in self._unsupported:
             if value(name):
                 raise RequestError(f"{type(self).__name__} does not support {name}; leave it out")
-        for name in ("batch_size", "epochs", "partitions_per_process", "backward_passes_per_step"):
-            if value(name) < 1:
+        if wrong := [each for each in value("callbacks") or () if not isinstance(each, self._callback)]:
+            needed = f"{self._callback.__module__}.{self._callback.__name__}"
+            raise RequestError(f"callbacks must be instances of {needed}; received {wrong[0]!r}")
+        for name in _AT_LEAST_ONE:
+            if value(name) is not None and value(name) < 1:
                 raise RequestError(f"{name} must be 1 or more. Received: {value(name)}")
         weights = value("loss_weights")
         if weights and len(weights) != len(value("label_cols")):
@@ -129,13 +153,7 @@ class HorovodEstimator(Settable, Saved, Estimator):
         return self._model(self._unpack(packed), trained, run_id)
 
     def _model(self, objects: dict[str, Any], trained: Trained, run_id: str) -> Any:
-        """Return the model with the state that rank 0 returned.
-
-        Args:
-            objects: a copy of the parameters.
-            trained: result of rank 0.
-            run_id: id of the run.
-        """
+        """Return the model with the state that rank 0 returned."""
         raise NotImplementedError
 
     def _common(self, trained: Trained, run_id: str) -> dict[str, Any]:

@@ -38,11 +38,7 @@ class HorovodModel(Settable, Saved, Model):
 
     @staticmethod
     def _predictor(objects: dict[str, Any]) -> Predict:
-        """Return the prediction function; runs on the executors.
-
-        Args:
-            objects: the parameters.
-        """
+        """Return the prediction function; runs on the executors."""
         raise NotImplementedError
 
     def _transform(self, dataset: Any) -> Any:
@@ -115,6 +111,8 @@ class _Function:
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)  # with one column, Spark passes a single series
             inputs = from_pandas(pandas.DataFrame({name: c.array for name, c in zip(names, columns, strict=True)}))
+            if wrong := [name for name, value in inputs.items() if value.dtype.kind not in "biufc"]:
+                raise RequestError(f"missing values, or values that are no numbers, in column {', '.join(wrong)}")
             parts = [
                 predict([value[start : start + rows] for value in inputs.values()])
                 for start in range(0, len(columns[0]), rows)

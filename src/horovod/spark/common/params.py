@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from horovod.errors import RequestError
+from horovod.spark.common.store import Store
 from horovod.spelling import nearest
 
 __all__ = ["ESTIMATOR", "MODEL", "Row", "Settable", "has_params"]
@@ -26,9 +27,15 @@ def _validation(value: Any) -> Any:
     raise TypeError(f"expected a share from 0 to 1, or a column's name. Received: {value!r}")
 
 
+def _store(value: Any) -> Any:
+    if not isinstance(value, Store):
+        raise TypeError(f"expected a Store, such as Store.create('/shared/folder'). Received: {value!r}")
+    return value
+
+
 ESTIMATOR: tuple[Row, ...] = (
     ("num_proc", None, _INT, "number of ranks; Spark's default parallelism if None"),
-    ("store", None, None, "Store for data, checkpoints and logs"),
+    ("store", None, _store, "Store for data, checkpoints and logs"),
     ("backend", None, None, "Backend that starts the ranks; excludes num_proc"),
     ("model", None, None, "model to train"),
     ("optimizer", None, None, "optimizer of the framework"),
@@ -47,7 +54,7 @@ ESTIMATOR: tuple[Row, ...] = (
     ("val_batch_size", None, _INT, "rows of a step of validation; batch_size if None"),
     ("epochs", 1, _INT, "number of epochs in all, those of a resumed run included"),
     ("verbose", 1, _INT, "0 for no output of the training"),
-    ("callbacks", [], None, "callbacks of the framework"),
+    ("callbacks", [], TypeConverters.toList, "callbacks of the framework"),
     ("random_seed", None, _INT, "of the split, the order of rows and the framework"),
     ("shuffle_buffer_size", None, _INT, "rows that each rank holds to shuffle them; 8192 if None"),
     ("shuffle", True, _BOOL, "whether the order of the rows differs in each epoch"),
@@ -91,11 +98,7 @@ _ALSO = {
 
 
 def has_params(rows: Iterable[Row]) -> Callable[[type], type]:
-    """Return a decorator that gives a class parameters, with ``setX`` and ``getX`` for each.
-
-    Args:
-        rows: the parameters.
-    """
+    """Return a decorator that gives a class parameters, with ``setX`` and ``getX`` for each."""
 
     def decorate(cls: type) -> type:
         cls.ROWS = (*getattr(cls, "ROWS", ()), *rows)  # type: ignore[attr-defined]

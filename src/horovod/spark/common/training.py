@@ -23,11 +23,7 @@ _STATE, _HISTORY = "state", "history.json"
 
 
 def columns_of(params: Any) -> list[str]:
-    """Return the columns that an estimator reads, each once.
-
-    Args:
-        params: parameters of the estimator.
-    """
+    """Return the columns that an estimator reads, each once."""
     weights = [params.sample_weight_col] if params.sample_weight_col else []
     removed = params.transformation_removed_fields or []
     return list(dict.fromkeys([*params.feature_cols, *params.label_cols, *weights, *removed]))
@@ -75,11 +71,6 @@ class Trained:
 
 class Training:
     """A rank's data and progress.
-
-    Args:
-        job: from the driver.
-        rank: of this process.
-        size: number of ranks.
 
     Attributes:
         job: from the driver.
@@ -129,11 +120,7 @@ class Training:
         return [list(batch[name].shape[1:]) for name in self.params.feature_cols]
 
     def parts(self, batch: Batch) -> tuple[list[Any], list[Any], Any]:
-        """Return the features, the labels and the weights of a batch.
-
-        Args:
-            batch: arrays by column.
-        """
+        """Return the features, the labels and the weights of a batch."""
         params = self.params
         weights = batch[params.sample_weight_col] if params.sample_weight_col else None
         return [batch[name] for name in params.feature_cols], [batch[name] for name in params.label_cols], weights

@@ -141,10 +141,6 @@ class _File:
 def find(store: Store, folder: str) -> ParquetTable:
     """Return the table in a folder, from the footers of its files.
 
-    Args:
-        store: store of the folder.
-        folder: its path.
-
     Raises:
         RequestError: the folder holds no Parquet files.
     """

@@ -39,17 +39,10 @@ class _Packed:
     )
 )
 class KerasEstimator(_Packed, HorovodEstimator):
-    """Train a Keras 3 model on a DataFrame with several ranks.
-
-    Args:
-        params: parameters by name; ``print(estimator.explainParams())`` lists them.
-
-    Raises:
-        RequestError: there is no parameter of that name.
-        TypeError: a value has the wrong type.
-    """
+    """Train a Keras 3 model on a DataFrame with several ranks; its arguments are those of ``HorovodEstimator``."""
 
     _train = staticmethod(train)
+    _callback = keras.callbacks.Callback
 
     def _check(self) -> None:
         super()._check()
@@ -78,14 +71,7 @@ class KerasEstimator(_Packed, HorovodEstimator):
 
 @has_params((("custom_objects", None, None, "classes and functions that the model is made of, by name"),))
 class KerasModel(_Packed, HorovodModel):
-    """Predict with a Keras 3 model.
-
-    Args:
-        params: parameters by name; ``print(model.explainParams())`` lists them.
-
-    Raises:
-        RequestError: there is no parameter of that name.
-    """
+    """Predict with a Keras 3 model; its arguments are those of ``HorovodModel``."""
 
     @staticmethod
     def _predictor(objects: dict[str, Any]) -> Predict:

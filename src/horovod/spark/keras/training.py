@@ -132,11 +132,7 @@ def _pin_gpu(use_gpu: bool) -> None:
 
 
 def train(job: TrainingJob) -> Trained | None:
-    """Train on this rank.
-
-    Args:
-        job: message from the driver.
-    """
+    """Train on this rank."""
     hvd.init()
     keras.utils.set_random_seed((job.seed + hvd.rank()) % (1 << 32))
     training = Training(job, hvd.rank(), hvd.size())

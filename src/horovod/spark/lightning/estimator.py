@@ -37,17 +37,12 @@ _NO_EFFECT = "accepted, without effect here"
 class TorchEstimator(HorovodEstimator):
     """Train a LightningModule on a DataFrame with several ranks.
 
-    ``training_step`` gets a dict with a tensor for each column; ``forward`` gets the features, for ``transform``.
-
-    Args:
-        params: parameters by name; ``print(estimator.explainParams())`` lists them.
-
-    Raises:
-        RequestError: there is no parameter of that name.
-        TypeError: a value has the wrong type.
+    ``training_step`` gets a dict with a tensor for each column; ``forward`` gets the features, for ``transform``. Its
+    arguments are those of ``HorovodEstimator``.
     """
 
     _train = staticmethod(train)
+    _callback = lightning.Callback
     #: The module defines most of these itself, and the strategy does not compress gradients.
     _unsupported = (
         *HorovodEstimator._unsupported, "optimizer", "loss", "loss_weights", "metrics", "gradient_compression",
@@ -61,6 +56,8 @@ class TorchEstimator(HorovodEstimator):
                 f"model must be a LightningModule of the package lightning; horovod.spark.torch.TorchEstimator trains "
                 f"other modules. Received: {type(model).__name__}"
             )
+        if "strategy" in (self.getOrDefault("trainer_args") or {}):
+            raise RequestError("trainer_args must not have a strategy: the ranks train with HorovodStrategy")
 
     def _model(self, objects: dict[str, Any], trained: Trained, run_id: str) -> Any:
         objects["model"].load_state_dict(load_state(trained.state))
@@ -69,11 +66,4 @@ class TorchEstimator(HorovodEstimator):
 
 
 class TorchModel(PlainModel):
-    """Predict with the ``forward`` of a LightningModule.
-
-    Args:
-        params: parameters by name; ``print(model.explainParams())`` lists them.
-
-    Raises:
-        RequestError: there is no parameter of that name.
-    """
+    """Predict with the ``forward`` of a LightningModule; its arguments are those of ``HorovodModel``."""

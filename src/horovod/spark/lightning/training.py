@@ -79,12 +79,12 @@ def _without_objects(path: Path, name: str) -> None:
     torch.save(state, name)
 
 
-def train(job: TrainingJob) -> Trained | None:
-    """Train on this rank.
+def _listed(callbacks: Any) -> list[Any]:
+    return callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
 
-    Args:
-        job: message from the driver.
-    """
+
+def train(job: TrainingJob) -> Trained | None:
+    """Train on this rank."""
     hvd.init()
     torch.manual_seed(job.seed + hvd.rank())
     training = Training(job, hvd.rank(), hvd.size())
@@ -98,11 +98,9 @@ def train(job: TrainingJob) -> Trained | None:
             "accumulate_grad_batches": params.backward_passes_per_step, "enable_progress_bar": False,
             "enable_model_summary": False, "default_root_dir": folder, "limit_val_batches": training.val_steps,
             "limit_train_batches": training.steps,
-        }  # fmt: skip
-        trainer = lightning.Trainer(
-            strategy=HorovodStrategy(), callbacks=[*(params.callbacks or []), saver],
-            **(options | (params.trainer_args or {})),
-        )  # fmt: skip
+        } | (params.trainer_args or {})  # fmt: skip
+        callbacks = [*(params.callbacks or []), *_listed(options.pop("callbacks", None)), saver]
+        trainer = lightning.Trainer(strategy=HorovodStrategy(), callbacks=callbacks, **options)
 
         def loader(reader: Reader, steps: int, first: Callable[[], int]) -> Any:
             return torch.utils.data.DataLoader(_Batches(training, reader, steps, first), batch_size=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from horovod.errors import RequestError
 from horovod.spark.common.estimator import HorovodEstimator
 from horovod.spark.common.model import HorovodModel
@@ -23,15 +25,7 @@ __all__ = ["TorchEstimator", "TorchModel"]
     )
 )
 class TorchEstimator(HorovodEstimator):
-    """Train a PyTorch module on a DataFrame with several ranks.
-
-    Args:
-        params: parameters by name; ``print(estimator.explainParams())`` lists them.
-
-    Raises:
-        RequestError: there is no parameter of that name.
-        TypeError: a value has the wrong type.
-    """
+    """Train a PyTorch module on a DataFrame with several ranks; its arguments are those of ``HorovodEstimator``."""
 
     _train = staticmethod(train)
     _unsupported = (*HorovodEstimator._unsupported, "callbacks")
@@ -41,12 +35,14 @@ class TorchEstimator(HorovodEstimator):
         value = self.getOrDefault
         if value("optimizer") is None or (value("loss") is None and not value("loss_constructors")):
             raise RequestError("TorchEstimator needs optimizer, and loss or loss_constructors")
+        if not isinstance(value("optimizer"), torch.optim.Optimizer):
+            raise RequestError(f"optimizer must be one of torch.optim, made. Received: {value('optimizer')!r}")
         known = {id(parameter) for parameter in value("model").parameters()}
         if any(id(p) not in known for group in value("optimizer").param_groups for p in group["params"]):
             raise RequestError("the optimizer has parameters that the model lacks; make it of model.parameters()")
         if value("train_minibatch_fn") and value("backward_passes_per_step") > 1:
             raise RequestError("train_minibatch_fn steps by itself; leave out backward_passes_per_step")
-        params = _Values(self)
+        params = self._values()
         losses_of(params)
         metrics_of(params.metrics, params.label_cols)
 
@@ -58,16 +54,6 @@ class TorchEstimator(HorovodEstimator):
         return TorchModel(**{name: objects[name] for name in taken}, **self._common(trained, run_id))
 
 
-class _Values:
-    """An estimator's parameters as attributes."""
-
-    def __init__(self, estimator: Any) -> None:
-        self._estimator = estimator
-
-    def __getattr__(self, name: str) -> Any:
-        return self._estimator.getOrDefault(name)
-
-
 @has_params(
     (
         ("input_shapes", None, None, "shape of each input, its first entry -1 for the batch"),
@@ -77,13 +63,6 @@ class _Values:
     )
 )
 class TorchModel(HorovodModel):
-    """Predict with a PyTorch module.
-
-    Args:
-        params: parameters by name; ``print(model.explainParams())`` lists them.
-
-    Raises:
-        RequestError: there is no parameter of that name.
-    """
+    """Predict with a PyTorch module; its arguments are those of ``HorovodModel``."""
 
     _predictor = staticmethod(predictor)

@@ -58,11 +58,7 @@ def outputs_of(returned: Any) -> list[torch.Tensor]:
 
 
 def predictor(objects: dict[str, Any]) -> Predict:
-    """Return the prediction function for the model in an estimator's or model's parameters.
-
-    Args:
-        objects: the parameters.
-    """
+    """Return the prediction function for the model in an estimator's or model's parameters."""
     model: torch.nn.Module = objects["model"].eval()
     dtype, names = dtype_of(model), objects["feature_columns"]
 

@@ -25,9 +25,6 @@ _Loss = Callable[..., torch.Tensor]
 def losses_of(params: Any) -> list[_Loss]:
     """Return one loss for each label; with sample weights, losses that return a value for each row.
 
-    Args:
-        params: the estimator's parameters.
-
     Raises:
         RequestError: the number of losses does not fit, or a loss cannot return a value for each row.
     """
@@ -180,11 +177,7 @@ class _Trainer:
 
 
 def train(job: TrainingJob) -> Trained | None:
-    """Train on this rank.
-
-    Args:
-        job: message from the driver.
-    """
+    """Train on this rank."""
     hvd.init()
     torch.manual_seed(job.seed + hvd.rank())
     training = Training(job, hvd.rank(), hvd.size())

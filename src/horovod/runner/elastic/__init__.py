@@ -1,0 +1,1 @@
+"""Old import paths of what scripts of elastic jobs name."""

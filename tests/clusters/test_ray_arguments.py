@@ -1,0 +1,71 @@
+"""Wrong arguments of ``horovod.ray`` are refused before anything is started."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::DeprecationWarning:ray")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_workers": 2}, "give min_workers"),
+        ({"min_workers": 2, "num_workers": 2}, "give one of"),
+        ({"num_hosts": 2, "num_workers": 2}, "give one of"),
+        ({}, "none of them"),
+        ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu=True"),
+        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0}, "at least 1"),
+        ({"num_workers": 0}, "num_workers must be a whole number of at least 1; received 0"),
+        ({"num_workers": "2"}, "num_workers must be a whole number"),
+        ({"num_workers": 2, "cpus_per_worker": -1}, "CPUs of a worker must be at least 0"),
+        ({"min_workers": 3, "max_workers": 2}, "max_workers must be at least min_workers"),
+        ({"min_workers": 2.5}, "min_workers must be a whole number"),
+        ({"min_workers": 2, "reset_limit": -1}, "reset_limit must be a whole number of at least 0"),
+        ({"min_workers": 2, "elastic_timeout": -1}, "elastic_timeout must be a number of seconds"),
+        ({"min_workers": 2, "cooldown_range": (5, 1)}, r"cooldown_range must be two numbers .*received 5 1"),
+        ({"min_workers": 2, "elastic_timeout": None}, "elastic_timeout must be a number of seconds"),
+        ({"min_workers": 2, "cooldown_range": 3}, "cooldown_range must be two numbers"),
+    ],
+)
+def test_wrong_arguments_are_refused(kwargs: dict[str, Any], message: str) -> None:
+    from horovod.ray import RayExecutor
+
+    with pytest.raises(ValueError, match=message):
+        RayExecutor(RayExecutor.create_settings(), **kwargs)
+
+
+@pytest.mark.parametrize("workers", ["num_workers", "min_workers"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"timeout_s": -1}, "^timeout_s must be a number of seconds, at least 0; received -1"),
+        ({"placement_group_timeout_s": "soon"}, "^placement_group_timeout_s must be a number of seconds"),
+        ({"nics": 5}, "^nics must be names of network interfaces"),
+    ],
+    ids=["timeout_s", "placement_group_timeout_s", "nics"],
+)
+def test_wrong_settings_are_refused(setting: dict[str, Any], message: str, workers: str) -> None:
+    from horovod.ray import RayExecutor
+
+    with pytest.raises(ValueError, match=message):
+        RayExecutor(RayExecutor.create_settings(**setting), **{workers: 2})
+
+
+def test_elastic_executors_and_ray_train_refuse_what_ranks_could_not_use() -> None:
+    from horovod.ray import ElasticRayExecutor, RayExecutor
+    from horovod.ray.train import HorovodConfig
+
+    with pytest.raises(ValueError, match="timeout_s must be"):
+        ElasticRayExecutor.create_settings(timeout_s=-1)
+    with pytest.raises(ValueError, match=r"there is no network interface nic7 on this host; it has .*lo"):
+        RayExecutor(RayExecutor.create_settings(nics="lo,nic7"), min_workers=1).start()
+    with pytest.raises(ValueError, match=r"env must map .*received \{'A': 1\}"):
+        HorovodConfig(env={"A": 1})  # type: ignore[dict-item]
+    assert HorovodConfig(nics="eth0,eth1").nics == ("eth0", "eth1")

@@ -1,0 +1,229 @@
+"""Elastic jobs in processes of another system: a host that is lost with its processes, and what the others return."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horovod.core.membership_events import Slot
+from horovod.errors import LaunchError
+from horovod.launch import task
+from horovod.launch.call import elastic_results_of, pack
+from horovod.launch.elastic import ElasticJob
+from horovod.launch.elastic_assembly import run_on_pool
+from horovod.launch.elastic_options import ElasticOptions
+from horovod.launch.host_pool import Pool, ReadyHost
+from horovod.launch.job import Job
+from horovod.launch.local import LocalJob
+from horovod.launch.output import NullSink, TextSink
+from horovod.launch.plan import LaunchPlan
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class _LostJob(Job):
+    """A host that is lost as soon as all its processes have been ordered."""
+
+    def __init__(self, count: int, host: str = "lost") -> None:
+        super().__init__(host)
+        self._left, self._wake = count, os.eventfd(0, os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def start(self, stdin: int | None) -> None: ...
+
+    def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
+        self._left -= 1
+        if not self._left:
+            os.eventfd_write(self._wake, 1)
+
+    def name_of(self, rank: int) -> str:
+        return f"thing {rank}"
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        yield {"lost": "its power is off"}
+
+    def kill(self) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+    def close(self) -> None:
+        os.close(self._wake)
+
+
+class _Pool(Pool):
+    """Offers a host that will be lost, and another one afterwards."""
+
+    def __init__(self, size: int, call: bytes) -> None:
+        self.problems: list[str] = []
+        self._size, self._call = size, call
+        self._next: str | None = "lost"
+        self._ready: list[str] = []
+
+    @property
+    def usable(self) -> dict[str, int]:
+        return dict.fromkeys(self._ready, self._size)
+
+    def offer(self, hosts: Mapping[str, Any]) -> None: ...
+
+    def lose(self, name: str, number: int | None) -> None:
+        self._ready, self._next = [], "kept"
+
+    def tend(self, poll: select.poll) -> list[ReadyHost]:
+        name, self._next = self._next, None
+        if name is None:
+            return []
+        self._ready = [name]
+        kept = replace(self.plan, hostname=name)
+        return [ReadyHost(name, _LostJob(self._size) if name == "lost" else LocalJob(kept, self._call), 1)]
+
+    def due_at(self) -> list[float]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class _SlotPool(_Pool):
+    """Offers two slots of host a; the first one is lost, then more happens when another process is wanted there."""
+
+    def __init__(self, call: bytes, then: str) -> None:
+        super().__init__(2, call)
+        self._then, self._lost = then, [_LostJob(1, "a"), _LostJob(2, "a")]
+        self._slots: dict[tuple[str, int], Job | None] = {("a", 0): self._lost[0], ("a", 1): None}
+        if then == "both":
+            self._slots["a", 1] = self._lost[1]
+        else:
+            self._lost.pop().close()
+        self._news = list(self._slots)
+        self.wanted: list[Slot] = []
+
+    @property
+    def usable(self) -> dict[str, int]:
+        return {name: number + 1 for name, number in sorted(self._slots)}
+
+    def lose(self, name: str, number: int | None) -> None:
+        assert number is not None
+        del self._slots[name, number]
+        if not self._slots:
+            self._add(("b", 0), ("b", 1))
+
+    def _add(self, *slots: tuple[str, int]) -> None:
+        self._slots |= dict.fromkeys(slots)
+        self._news += slots
+
+    def tend(self, poll: select.poll) -> list[ReadyHost]:
+        if self.wanted and self._then:
+            if self._then == "both":
+                os.eventfd_write(self._lost[1].fileno(), 1)
+            else:
+                self._add((self._then, 0))
+            self._then = ""
+        news, self._news = self._news, []
+        return [ReadyHost(name, self._job(name, number), 1, number) for name, number in news]
+
+    def _job(self, name: str, number: int) -> Job:
+        return self._slots[name, number] or LocalJob(replace(self.plan, hostname=name), self._call)
+
+    def due_at(self) -> list[float]:
+        return [time.monotonic() + 0.01]
+
+
+def _run(
+    func: Callable[[], Any],
+    make: Callable[[bytes], Pool] = functools.partial(_Pool, 2),
+    command: tuple[str, ...] = (sys.executable, "-m", task.__name__),
+) -> list[Any]:
+    call, size = pack(func, (), {}), 2
+    options = ElasticOptions(size, size, size)
+    policy = replace(options.policy(300, 300), is_discovering=True)
+    plan = LaunchPlan(command, "here", dict(os.environ), ())
+    sinks = NullSink(), TextSink(sys.stderr)
+    outcome, results = run_on_pool(plan, sinks, options, policy, make(call), ["lo"])
+    return elastic_results_of(outcome, results, lambda line: None) if command else results
+
+
+def test_processes_lost_with_their_host_before_the_ranks_meet_do_not_end_the_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run(lambda: os.environ["HOROVOD_LOCAL_RANK"]) == ["0", "1"]
+    how = "was lost with its host: its power is off, before it was a member"
+    who = [f"a new process (thing {number} on lost:{number})" for number in range(2)]
+    assert capsys.readouterr().err.splitlines() == [f"horovodrun: {each} {how}" for each in who]
+
+
+@pytest.mark.parametrize(
+    ("then", "places"), [("a", {"a:0", "a:1"}), ("b", {"a:1", "b:0"}), ("both", {"b:0", "b:1"})],
+    ids=["the slot comes back", "a slot of another host comes", "its host is lost, too"],
+)  # fmt: skip
+def test_a_slot_that_is_lost_is_replaced(then: str, places: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = ElasticJob.start
+
+    def note_pool(job: Any, stdin: int | None) -> None:
+        job._pool.wanted = job._absent
+        start(job, stdin)
+
+    def meet() -> str:
+        import horovod.numpy as hvd
+        from horovod import context
+
+        hvd.init()
+        context.renew()
+        assert hvd.size() == 2
+        return f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_SLOT']}"
+
+    monkeypatch.setattr(ElasticJob, "start", note_pool)
+    assert set(_run(meet, functools.partial(_SlotPool, then=then))) == places
+
+
+def test_an_error_before_the_ranks_meet_ends_the_job() -> None:
+    def fail() -> None:
+        raise KeyError("no such data")
+
+    with pytest.raises(LaunchError, match=r"\) ended with exit code 1, before the ranks had met"):
+        _run(fail)
+
+
+class _CalledJob(_LostJob):
+    """Calls a function in place of each process, as a system does that starts processes by itself."""
+
+    def __init__(self, func: Callable[[int], Any]) -> None:
+        super().__init__(0, "called")
+        self._func, self._ends = func, list[int]()
+
+    def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
+        self.results[rank] = self._func(slot)
+        self._ends.append(rank)
+        os.eventfd_write(self._wake, 1)
+
+    def finish(self) -> None: ...
+
+    def tell(self, order: bytes) -> None: ...
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        os.eventfd_read(self._wake)
+        ends, self._ends = self._ends, []
+        for rank in ends:
+            yield {"ended": rank, "pid": 0, "status": 0, "sent": 0, "has_begun": True}
+        if len(self.results) == 2:
+            yield {"done": True}
+
+
+class _CallingPool(_Pool):
+    def tend(self, poll: select.poll) -> list[ReadyHost]:
+        name, self._next = self._next, None
+        self._ready = ["called"]
+        return [ReadyHost("called", _CalledJob(lambda slot: slot * 10), 1)] if name else []
+
+
+def test_a_job_whose_processes_have_no_command() -> None:
+    assert _run(lambda: None, lambda call: _CallingPool(2, call), ()) == [0, 10]
