@@ -45,8 +45,9 @@ RANK_VARIABLES = {
     "cross_rank": "HOROVOD_CROSS_RANK",
     "cross_size": "HOROVOD_CROSS_SIZE",
     "hostname": "HOROVOD_HOSTNAME",
+    "slot": "HOROVOD_SLOT",
 }
-"""Place of a rank; set by horovodrun, read by ``world.detect``."""
+"""Place of a rank; set by horovodrun, read by ``world.detect``. Elastic jobs renew all but host and slot."""
 JOB_ID = "HOROVOD_JOB_ID"
 """One job on this host; set by horovodrun, or by hand where no launcher can be found."""
 SECRET_KEY = "HOROVOD_SECRET_KEY"
@@ -389,10 +390,9 @@ def gpu_variables() -> dict[str, str]:
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return one sentence for each unknown ``HOROVOD_*`` variable, for rank 0 to log as a warning at init."""
-    environ = os.environ if environ is None else environ
     known = [s.env for s in SETTINGS] + [*RANK_VARIABLES.values(), JOB_ID, SECRET_KEY, MEETING]
     sentences = []
-    for name in sorted(environ):
+    for name in sorted(os.environ if environ is None else environ):
         if name.startswith("HOROVOD_") and name not in known and not name.startswith(_FOREIGN_PREFIXES):
             meant = nearest(name[8:], [k[8:] for k in known])
             hint = f"; did you mean HOROVOD_{meant}?" if meant else ""

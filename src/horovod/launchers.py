@@ -21,7 +21,7 @@ from horovod.errors import InitError
 
 __all__ = [
     "LAUNCHERS", "Launcher", "aprun_size", "find_launcher",
-    "first_pod", "flux_counts", "hosts_and_run", "hosts_and_run_of_step", "is_of_srun", "is_one_per_pod",
+    "first_pod", "flux_counts", "hosts_and_run", "hosts_and_run_of_step", "is_one_per_pod",
     "run_lengths", "slurm_counts", "slurm_hosts",
 ]  # fmt: skip
 
@@ -163,13 +163,26 @@ LAUNCHERS: tuple[Launcher, ...] = (
 )
 
 
+#: Launchers that leave variables to programs that their processes start, such as srun.
+_MAY_BE_LEFT = ("openmpi", "mvapich", "mpich", "torchrun")
+
+
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that has started this process; None where there is none.
 
-    Args:
-        environ: variables to read.
+    Raises:
+        InitError: variables of another launcher are left in the environment of a task of srun.
     """
-    return next((row for row in LAUNCHERS if _is_present(row, environ)), None)
+    found = next((row for row in LAUNCHERS if _is_present(row, environ)), None)
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    may_be_left = found is not None and found.name in _MAY_BE_LEFT and "TORCHELASTIC_RUN_ID" not in environ
+    if found is not None and may_be_left and environ.get(found.size) == "1" != tasks:
+        names = f"{found.rank} and {found.size}"
+        raise InitError(
+            f"{found.size}=1 says that this process is alone, but srun has started {tasks} tasks; unset {names} if "
+            f"they are left from another job, or SLURM_STEP_NUM_TASKS if each task is a job of its own"
+        )
+    return found
 
 
 def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
@@ -179,34 +192,28 @@ def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
         and any(other.by_hand is not None and other.rank in environ for other in LAUNCHERS)
     ):
         return False  # the size alone: it completes the variables of another launcher
-    if row.name in ("mpich", "pals") and is_of_srun(row, environ):
+    if row.name in ("mpich", "pals", "torchrun") and _is_of_srun(row, environ):
         return False
     if not (row.sign or row.needs_size):
         return row.rank in environ or row.size in environ
     return any(name in environ for name in row.sign) or (row.rank in environ and row.size in environ)
 
 
-def is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
+def _is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
     """Return whether srun has set a row's variables, as it does with ``--mpi=pmi2`` and ``--mpi=cray_shasta``.
 
-    If MPI's own launcher runs inside a step, srun has started that launcher's helpers, which have other numbers.
-
-    Args:
-        row: a row other than Slurm's.
-        environ: variables to read.
+    Job scripts for PyTorch do the same with RANK. If MPI's own launcher runs inside a step, srun has started that
+    launcher's helpers, which have other numbers.
     """
+    if "TORCHELASTIC_RUN_ID" in environ and row.name == "torchrun":
+        return False
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     numbers = environ.get(row.rank, ""), environ.get(row.size, tasks)
     return bool(tasks) and numbers == (environ.get("SLURM_PROCID"), tasks)
 
 
 def is_one_per_pod(row: Launcher, environ: Mapping[str, str]) -> bool:
-    """Return whether each pod of Kubernetes has one rank, for example if an operator sets RANK without torchrun.
-
-    Args:
-        row: the launcher.
-        environ: variables to read.
-    """
+    """Return whether each pod of Kubernetes has one rank, for example if an operator sets RANK without torchrun."""
     is_local_known = any(name in environ for pair in row.locals for name in pair)
     return row.name == "kubernetes" or (
         row.name == "torchrun" and "KUBERNETES_SERVICE_HOST" in environ and not is_local_known
@@ -241,17 +248,16 @@ def hosts_and_run(
     )
 
 
-def hosts_and_run_of_step(step: str, environ: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], str]:
+def hosts_and_run_of_step(step: str) -> tuple[tuple[str, ...], str]:
     """Return the result of ``hosts_and_run`` for a step of this Slurm job, without values that added steps do not get.
 
     Args:
         step: its number; the step of this process when empty.
-        environ: variables to read; ``os.environ`` when omitted.
 
     Raises:
         InitError: srun has not started this process.
     """
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     row = find_launcher(environ)
     if row is None or row.name != "slurm":
         raise InitError("HOROVOD_JOIN_STEP is for processes that srun starts; unset it")
@@ -292,11 +298,6 @@ def first_pod(name: str, index: str) -> str:
 
 def flux_counts(rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, int]:
     """Return a task's number on its node, and the number of tasks of each node.
-
-    Args:
-        rank: rank of the task.
-        size: number of tasks.
-        environ: variables to read.
 
     Raises:
         InitError: nodes differ in their number of tasks, or tasks are not numbered node by node; Flux sets no more.
@@ -357,16 +358,17 @@ def run_lengths(spec: str) -> list[int]:
     Raises:
         ValueError: the text is no such list.
     """
-    counts: list[int] = []
-    for part in spec.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        counts += [int(count)] * int(times or 1)
-    return counts
+    if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", spec, re.ASCII):
+        raise ValueError(f"expected counts as Slurm writes them, 2(x3),1; received {spec!r}")
+    parts = (part.rstrip(")").partition("(x") for part in spec.split(","))
+    return [int(count) for count, _, times in parts for _ in range(int(times or 1))]
 
 
 def slurm_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the nodes of a step: Slurm writes ``a[1-3,07]-ib,b``."""
+    """Return the nodes of a step: Slurm writes ``a[1-3,07]-ib,b``; none if it has written something else."""
     spec = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    if not re.fullmatch(r"([^\[\]\s]|\[\d+(-\d+)?(,\d+(-\d+)?)*\])*", spec, re.ASCII):
+        return ()
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", spec)
     return tuple(name for part in parts for name in _expanded(part))
 
@@ -378,6 +380,5 @@ def _expanded(part: str) -> list[str]:
     names = []
     for piece in found[1].split(","):
         first, _, last = piece.partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            names += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+        names += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
     return [f"{part[: found.start()]}{name}{rest}" for name in names for rest in _expanded(part[found.end() :])]

@@ -29,18 +29,9 @@ from horovod.launchers import (
 from horovod.phrases import printable
 
 __all__ = [
-    "EXITS_VARIABLE",
-    "LOGIN_NODE",
-    "ON_HOST",
-    "Meeting",
-    "World",
-    "detect",
-    "exits_path",
-    "launcher_process",
-    "own_slot",
-    "part_of",
-    "process_status",
-]
+    "EXITS_VARIABLE", "LOGIN_NODE", "ON_HOST", "Meeting", "World", "detect", "exits_path", "export", "launcher_process",
+    "own_slot", "part_of", "process_status",
+]  # fmt: skip
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
 """Variable with the path of the table of exits of horovodrun's keeper; not a setting."""
@@ -166,13 +157,13 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
 
 
 def _provisional(launcher: Launcher, environ: Mapping[str, str], hostname: str) -> World:
-    """Return the place of an elastic job's process before its first generation: only host and local rank will stay."""
-    names = (RANK_VARIABLES["local_rank"], MEETING, JOB_ID, SECRET_KEY)
+    """Return the place of an elastic job's process before it joins others: its local rank is its slot until then."""
+    names = (RANK_VARIABLES["slot"], MEETING, JOB_ID, SECRET_KEY)
     if missing := [name for name in names if not environ.get(name)]:
         raise InitError(
             f"HOROVOD_ELASTIC=1 is set but {', '.join(missing)} not: start the job with horovodrun --min-np"
         )
-    counts = {name: environ.get(RANK_VARIABLES[name], "0") for name in ("rank", "size", "local_rank", "local_size")}
+    counts = {name: environ.get(RANK_VARIABLES[name], "0") for name in ("rank", "size", "slot", "local_size")}
     if wrong := [f"{RANK_VARIABLES[name]}={text!r}" for name, text in counts.items() if not text.isdigit()]:
         raise InitError(f"{wrong[0]} must be a whole number")
     rank, size, local_rank, local_size = map(int, counts.values())
@@ -230,7 +221,18 @@ def exits_path() -> str:
 
 def own_slot() -> str:
     """Return this rank's row in the table of exits, as text; empty if unknown."""
-    return os.environ.get(RANK_VARIABLES["local_rank"], "")
+    return os.environ.get(RANK_VARIABLES["slot"], "")
+
+
+def export(world: World) -> None:
+    """Write the numbers of this process to its environment, where scripts, libraries and children read them.
+
+    Args:
+        world: the place of this process in an elastic job, which changes.
+    """
+    if world.launcher == "horovodrun":  # the variables of other launchers say which process this is
+        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+            os.environ[RANK_VARIABLES[name]] = str(getattr(world, name))
 
 
 def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[int, int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +36,34 @@ def _train(scale: float, dies: int = -1, fails: int = -1) -> tuple[Any, ...]:
         raise ValueError(f"rank {fails} has no data")
     total: Any = hvd.allreduce(np.full(3, scale * (hvd.rank() + 1)), op=hvd.Sum)
     return hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), os.getpid()
+
+
+def _train_for_ever(begun: str) -> None:
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    hvd.barrier()
+    Path(begun).touch()
+    while True:
+        hvd.allreduce(np.ones(3))
+
+
+def test_an_interrupt_ends_the_ranks(client: Any, tmp_path: Path) -> None:
+    from horovod.dask import run
+
+    def interrupt() -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(_train_for_ever, (str(tmp_path / "begun"),), client=client)
+    thread.join()
+    assert len(run(_train, (1.0,), client=client)) == 3
 
 
 def test_ranks_run_in_the_workers_and_again(client: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import grid_engine
 import pytest
 from grid_engine import GridEngine
 from namespaces import Cluster
+from sources import ROOT
 
 TRAIN = """
 import os
@@ -38,12 +40,15 @@ def engine() -> Iterator[GridEngine]:
 
 
 def test_a_job_script_with_horovodrun_takes_hosts_and_slots(engine: GridEngine, tmp_path: Path) -> None:
-    train, script = tmp_path / "train.py", tmp_path / "job.sh"
-    train.write_text(TRAIN)
-    horovodrun = f"{sys.executable} -m horovod.launch.cli"
-    script.write_text(f"#!/bin/sh\n#$ -pe mpi 3\n#$ -cwd\n#$ -S /bin/sh\nexec {horovodrun} {sys.executable} {train}\n")
-    out, err = tmp_path / "out", tmp_path / "err"
-    ended = engine.run("qsub", "-sync", "y", "-V", "-o", str(out), "-e", str(err), str(script), check=False)
+    """The script is that of docs/clusters/grid_engine.md, with fewer slots."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    page = (ROOT / "docs" / "clusters" / "grid_engine.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    script, out, err = (tmp_path / name for name in ("job.sh", "out", "err"))
+    script.write_text(text)
+    words = ["qsub", "-sync", "y", "-V", "-pe", "mpi", "3", "-o", str(out), "-e", str(err), "job.sh"]
+    path = os.pathsep.join([str(Path(sys.executable).parent), engine.environ["PATH"]])
+    ended = engine.run("env", f"--chdir={tmp_path}", *words, check=False, PATH=path)
     said = err.read_text() if err.exists() else ""
     assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}{said}{engine.logs()}"
     first, second = ("a", "b") if "Grid Engine: a:2,b:1" in said else ("b", "a")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,13 +213,49 @@ def test_fabric_trains_as_one_process_does(passes: int) -> None:
             np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
 
 
+def _uneven_and_lbfgs(folder: str) -> list[Any]:
+    """Weights after rank 0 had more batches; then, of LBFGS, which repeats its closure."""
+    import lightning
+    import torch
+
+    import horovod.torch as hvd
+    from horovod.lightning import HorovodStrategy
+
+    found = []
+    for is_even in (False, True):
+        module = _module(False)
+        if is_even:
+            module.configure_optimizers = lambda module=module: torch.optim.LBFGS(module.parameters(), 0.1, 3)
+        rows = torch.utils.data.Subset(torch.utils.data.TensorDataset(*_data()), range(48 if hvd.rank() == 0 else 24))
+        lightning.Trainer(
+            strategy=HorovodStrategy(), accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
+            use_distributed_sampler=False, limit_train_batches=6 if is_even else None,
+        ).fit(module, torch.utils.data.DataLoader(rows, BATCH))  # fmt: skip
+        found.append(_weights(module.net))
+    return found
+
+
+def test_ranks_end_with_the_same_weights(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _uneven_and_lbfgs, str(tmp_path))
+    for mine, other in zip(first[0] + first[1], second[0] + second[1], strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert not np.array_equal(first[1][0], _net(0, False).state_dict()["0.weight"])
+
+
 def _names() -> tuple[str, str]:
-    sys.modules["mpi4py"] = None  # type: ignore[assignment]  # Lightning asks it, and fails where it finds no MPI
+    os.environ["MPI4PY_LIBMPI"] = "/nowhere/libmpi.so"  # as if mpi4py were installed without an MPI library
     import lightning
     from lightning.fabric import Fabric
 
     import horovod.lightning  # noqa: F401 - registers the name
+    from horovod.rendezvous import mpi
 
+    mpi.limit_end()  # as at the end of a failed rank
+    for wrong in ({"devices": 3}, {"num_nodes": 2}):
+        for made in (lightning.Trainer, Fabric):
+            with pytest.raises(ValueError, match=r"the launcher started 1\. Leave both out"):
+                made(strategy="horovod", accelerator="cpu", **wrong)  # type: ignore[arg-type]
     trainer = lightning.Trainer(strategy="horovod", accelerator="cpu", logger=False, enable_progress_bar=False)
     return type(trainer.strategy).__name__, type(Fabric(strategy="horovod", accelerator="cpu").strategy).__name__
 

@@ -7,11 +7,15 @@ lists (PyTorchJob's is that of kubeflow-training 1.9.4), so that types are not c
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from horovod.launch.flags import parse_flags
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install 'khorovod[clusters]'")
 
@@ -104,3 +108,19 @@ def test_the_indexed_job_says_three_things_that_belong_together() -> None:
     environ = {entry["name"]: entry for entry in pod["containers"][0]["env"]}
     assert environ["HOROVOD_SIZE"]["value"] == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
     assert environ["HOROVOD_SECRET_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "train-key"
+
+
+def test_the_commands_of_the_page_name_what_the_manifests_have() -> None:
+    page = (FOLDER / "kubernetes.md").read_text(encoding="utf-8")
+    (job,) = [document for name, document in DOCUMENTS if name == "indexed-job.yaml" and document["kind"] == "Job"]
+    (pod,) = pods_of(job)
+    (key,) = [each["valueFrom"]["secretKeyRef"] for each in pod["containers"][0]["env"] if "valueFrom" in each]
+    assert (
+        f"$ kubectl create secret generic {key['name']} --from-literal={key['key']}=$(openssl rand -hex 32)\n" in page
+    )
+    assert f"$ kubectl logs -f -l job-name={job['metadata']['name']} --prefix\n" in page
+    (line,) = re.findall(r"^\$ horovodrun (.*)$", page, re.MULTILINE)
+    options = parse_flags(shlex.split(line), "v")
+    assert options.command == ("python", "train.py") and options.elastic is not None
+    assert (options.elastic.minimum, options.elastic.maximum, options.elastic.slots) == (2, 8, 2)
+    assert options.elastic.script == "/etc/mpi/discover_hosts.sh"

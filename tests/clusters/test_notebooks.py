@@ -96,7 +96,10 @@ async def gone(pids: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_cells_share_a_namespace_show_output_and_survive_errors_and_interrupts(tmp_path: Path) -> None:
+def test_cells_share_a_namespace_show_output_and_survive_errors_and_interrupts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_DEADLOCK_CHECK_TIME_SECONDS", "1")
     play(_ordinary, tmp_path)
 
 
@@ -153,6 +156,11 @@ async def _ordinary(kernel: Kernel) -> None:
     assert shown.count("MismatchError") == 1 and "ranks 0, 1:" in shown and "rank 1: [3]" in shown
     assert await kernel.value("%%hvd\nhvd.allreduce(np.ones(2), op=hvd.Sum).tolist()") == [2.0, 2.0]
 
+    # Ranks that wait for each other.
+    shown = errors(await kernel.run("%%hvd\nhvd.allreduce(np.ones(2), name=f'of {hvd.rank()}')"))
+    assert "DeadlockError" in shown and "have met again" in shown
+    assert await kernel.value("%%hvd\nhvd.allreduce(np.ones(2), op=hvd.Sum).tolist()") == [2.0, 2.0]
+
     # The stop button, in Python and in a collective that one rank never calls.
     for body in ("MARK\n    while True: time.sleep(0.01)", "MARK; hvd.allreduce(np.ones(2), name='late')"):
         body = f"%%hvd\nif hvd.rank() == 0:\n    {body}\nelse:\n    time.sleep(1000)"
@@ -203,7 +211,7 @@ async def _losses(kernel: Kernel) -> None:
         "%%hvd\nMARK\nwhile True:\n    try:\n        time.sleep(1000)\n    except KeyboardInterrupt:\n        MARK",
         twice,
     )
-    assert "the ranks have ended" in errors(cell), errors(cell)
+    assert "all were ended by a second interrupt" in errors(cell), errors(cell)
     await gone(pids)
 
     # `horovod.run` in the same kernel, with the stop button.

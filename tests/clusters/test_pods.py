@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from namespaces import Cluster
+from sources import ROOT
 
 KEY = {"HOROVOD_SECRET_KEY": "ab" * 32, "OMP_NUM_THREADS": "1"}
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
@@ -63,6 +66,30 @@ def test_pods_of_an_indexed_job_meet_though_the_first_ones_name_comes_late(clust
         assert one.stdout is not None
         assert one.stdout.readline() == "begun\n"
     assert last_lines([pod(0), *pods]) == APART
+
+
+LEAVE = """
+import os, signal
+import horovod.numpy as hvd
+import numpy as np
+hvd.on_leave(lambda: print(f"rank {hvd.rank()} of pid {os.getpid()} leaves", flush=True))
+hvd.init()
+for step in range(9):
+    if hvd.rank() == 1 and step == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    hvd.allreduce(np.ones(2), name=f"step {step}")
+"""
+
+
+def test_sigterm_ends_a_rank_that_is_the_first_process_of_its_pod(cluster: Cluster) -> None:
+    """The kernel ignores signals to such a process, unless it has a handler."""
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": cluster.machines["a"].ipv4, "MASTER_PORT": "23457"}
+    words = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", LEAVE]
+    pods = [start(cluster, "ac"[rank], words, **KEY, **IN_POD, **given, RANK=str(rank)) for rank in range(2)]
+    outputs = [pod.communicate(timeout=300)[0] for pod in pods]
+    assert "rank 1 (pid 1 on c) died" in outputs[0]
+    assert outputs[1].splitlines()[0] == "rank 1 of pid 1 leaves"
+    assert [pod.returncode for pod in pods] == [1, 128 + 15]
 
 
 def test_pods_without_a_common_secret_say_how_to_make_one(cluster: Cluster) -> None:
@@ -135,3 +162,78 @@ def test_the_launcher_of_an_mpi_job_waits_for_names_of_workers(
     assert launcher.returncode == 0, output
     lines = [text.partition(":")[2] for text in output.splitlines() if "rank" in text and "of 2" in text]
     assert sorted(lines) == [f"rank {r} of 2, 0 of 1, {r} of 2: [3.0, 3.0, 3.0]" for r in range(2)]
+
+
+ELASTIC = """
+import os
+import horovod.numpy as hvd
+import numpy as np
+hvd.on_leave(lambda: print("leaves", os.uname().nodename, flush=True))
+hvd.init()
+state = hvd.elastic.NumpyState(w=np.zeros(2), expected=0, sizes=[])
+
+@hvd.elastic.step
+def one_step(state):
+    state.w += hvd.allreduce(np.full(2, hvd.rank() + 1.0), op=hvd.Sum, name="step")
+    state.expected += sum(range(hvd.size() + 1))
+    state.sizes = [*state.sizes, hvd.size()][-6:]
+
+@hvd.elastic.run
+def train(state):
+    has_shrunk = False
+    while not has_shrunk or state.sizes != [2] * 6:
+        one_step(state)
+        has_shrunk = has_shrunk or hvd.size() == 1 or state.sizes[0] == 1
+        if state.progress == 3:
+            print("trains on", os.uname().nodename, flush=True)
+
+train(state)
+is_right = state.w.tolist() == [state.expected] * 2
+print(f"one of {hvd.size()} on {os.uname().nodename}: {is_right}", flush=True)
+"""
+
+
+def test_a_worker_of_an_mpi_job_that_comes_back_with_another_address_joins(tmp_path: Path, cluster: Cluster) -> None:
+    """As docs/clusters/kubernetes.md has it: the operator's script lists the pods that run, by names that stay."""
+    (job,) = yaml.safe_load_all((ROOT / "docs" / "clusters" / "mpijob.yaml").read_text(encoding="utf-8"))
+    (worker,) = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    pre_stop = worker["lifecycle"]["preStop"]["exec"]["command"]
+    (folder := tmp_path / "cluster").mkdir()
+    with Cluster(folder) as own:
+        pods = [f"train-worker-{i}.train.default.svc" for i in range(2)]
+        key = " ".join((folder / "host_key.pub").read_text().split()[:2])
+        (folder / "known_hosts").write_text(f"*.train.default.svc {key}\n")
+        others = (folder / "hosts").read_text()
+
+        def place(hosts: str) -> None:
+            lines = [f"{own.machines[host].ipv4} {pod}\n" for host, pod in zip(hosts, pods, strict=True)]
+            (folder / "hosts").write_text(others + "".join(lines))
+
+        place("ab")
+        script = tmp_path / "discover_hosts.sh"
+        script.write_text("#!/bin/sh\n" + "".join(f"echo {pod}\n" for pod in pods))
+        script.chmod(0o755)
+        flags = [
+            "--min-np",
+            "1",
+            "--max-np",
+            "2",
+            "-np",
+            "2",
+            "--host-discovery-script",
+            str(script),
+        ]
+        words = [sys.executable, "-m", "horovod.launch.cli", *flags, sys.executable, "-c", ELASTIC]
+        launcher = start(own, "login", words, **IN_POD, OMP_NUM_THREADS="1")
+        assert launcher.stdout is not None
+        while "trains on b" not in (line := launcher.stdout.readline()):
+            assert line, "ended too soon"
+        subprocess.run(own.machines["b"].command(*pre_stop), check=False, timeout=300)
+        own.crash("b")
+        place("ac")
+        output, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, output
+    assert "leaves b\n" in output
+    assert re.search(rf"^horovodrun: rank . \(pid \d+ on {pods[1]}:0\) left; 1 rank continues", output, re.M), output
+    found = sorted(line.partition(">:")[2] for line in output.splitlines() if ">:one of" in line)
+    assert found == ["one of 2 on a: True", "one of 2 on c: True"], output

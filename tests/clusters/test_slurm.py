@@ -57,6 +57,19 @@ def test_srun_of_a_heterogeneous_job(slurm: Slurm, train: str) -> None:
     ]
 
 
+def test_tasks_that_are_numbered_across_nodes_and_a_second_job_beside_them(slurm: Slurm, train: str) -> None:
+    words = ["srun", "-N2", "-n4", "-m", "cyclic", sys.executable, train]
+    with slurm.start(*words) as other:
+        found = [ranks(slurm.run(*words).stdout), ranks(other.communicate(timeout=300)[0])]
+    expected = [
+        "rank 0 of 4, 0 of 3, 0 of 2: [10.0, 10.0, 10.0]",
+        "rank 1 of 4, 0 of 1, 1 of 2: [10.0, 10.0, 10.0]",
+        "rank 2 of 4, 1 of 3, 0 of 1: [10.0, 10.0, 10.0]",
+        "rank 3 of 4, 2 of 3, 0 of 1: [10.0, 10.0, 10.0]",
+    ]
+    assert found == [expected, expected]
+
+
 def test_a_batch_script_runs_several_steps(slurm: Slurm, train: str, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     step = f"{sys.executable} {train}"
@@ -165,6 +178,12 @@ def test_horovodrun_takes_the_allocation_without_ssh(
     assert ranks(ended.stdout) == expected
 
 
+def test_copies_of_horovodrun_that_srun_starts_end_at_once(slurm: Slurm) -> None:
+    ended = slurm.run("srun", "-n2", *HOROVODRUN, "-np", "2", "true", check=False)
+    assert ended.returncode == 2
+    assert "srun has started 2 copies of horovodrun" in ended.stderr
+
+
 def without_ssh(slurm: Slurm) -> str:
     """A PATH without ssh."""
     folder = slurm.folder / "bin"
@@ -178,15 +197,15 @@ def without_ssh(slurm: Slurm) -> str:
 
 
 KILLED = """
-import os, signal
+import os, signal, sys
 import horovod.numpy as hvd
 import numpy as np
 from horovod.errors import PeerLostError
 hvd.init()
-hvd.allreduce(np.ones(2))
-if hvd.rank() == 2:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
+try:  # a killed process may take the last data that it has sent along
+    hvd.allreduce(np.ones(2))
+    if hvd.rank() == 2:
+        sys.exit(3) if sys.argv[1] == "exits" else os.kill(os.getpid(), signal.SIGKILL)
     while True:
         hvd.allreduce(np.ones(2))
 except PeerLostError as error:
@@ -194,10 +213,11 @@ except PeerLostError as error:
 """
 
 
-def test_a_killed_task_is_named_by_all_others(slurm: Slurm) -> None:
-    ended = slurm.run("srun", "-N2", "-n3", sys.executable, "-c", KILLED, check=False)
+@pytest.mark.parametrize(("how", "code"), [("is killed", 137), ("exits", 3)])
+def test_a_task_that_ends_is_named_by_all_others(how: str, code: int, slurm: Slurm) -> None:
+    ended = slurm.run("srun", "-N2", "-n3", sys.executable, "-c", KILLED, how, check=False)
     assert sorted(ended.stdout.splitlines()) == ["rank 0 lost rank 2", "rank 1 lost rank 2"], ended.stderr
-    assert ended.returncode == 137
+    assert ended.returncode == code
 
 
 def test_a_node_that_goes_down_is_named(own_slurm: Slurm, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from horovod.launch.allocation import find_allocation, spread
-from horovod.launch.hosts import HostSlots
+from horovod.launch.assemble import choose_hosts
+from horovod.launch.hosts import HostSlots, Place
 from horovod.launch.ssh import Access, command_line, diagnose
 
 SALLOC = {
@@ -24,9 +25,16 @@ HETEROGENEOUS = {
     "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "1",
     "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "3,1",
 }
+BRACKETS = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "r[1-2]n[01-02],x[1,3]y0",
+    "SLURM_TASKS_PER_NODE": "2(x3),1,4(x2)",
+}
 FILES = {
     "/pe": "n1.site 2 all.q@n1.site UNDEFINED\nn2.site 1 all.q@n2.site <NULL>\n",
     "/nodes": "n1\nn1\nn2\n",
+    "/full": "n1.site\r\nn2.site\r\nn1.site\r\n\r\n",
+    "/none": "\n",
     "/etc/mpi/hostfile": "job-worker-0.job.default.svc slots=2\njob-worker-1.job.default.svc:3\njob-worker-2.job\n",
 }
 
@@ -36,8 +44,12 @@ FILES = {
     [
         (SALLOC, "Slurm: n1:2,n2:2,gpu07:1", "srun"),
         (HETEROGENEOUS, "Slurm: a:1,b:3,c:1", "srun"),
+        (BRACKETS, "Slurm: r1n01:2,r1n02:2,r2n01:2,r2n02:1,x1y0:4,x3y0:4", "srun"),
         ({"PE_HOSTFILE": "/pe"}, "Grid Engine: n1.site:2,n2.site:1", "qrsh"),
         ({"PBS_NODEFILE": "/nodes"}, "PBS: n1:2,n2:1", "ssh"),
+        ({"PBS_NODEFILE": "/full"}, "PBS: n1.site:2,n2.site:1", "ssh"),
+        ({"COBALT_NODEFILE": "/nodes"}, "Cobalt: n1:2,n2:1", "ssh"),
+        ({"OAR_NODEFILE": "/nodes"}, "OAR: n1:2,n2:1", "oarsh"),
         ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/nodes"}, "LSF: n1:2,n2:1", "blaunch"),
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2 2"}, "LSF: n1:4,n2:2", "blaunch"),
         ({"LSB_JOBID": "7", "LSB_HOSTS": "n1 n1 n2"}, "LSF: n1:2,n2:1", "blaunch"),
@@ -47,7 +59,8 @@ FILES = {
         ({**SALLOC, "SLURM_STEP_NUM_TASKS": "4"}, "None", ""),
         ({"PATH": "/bin"}, "None", ""),
     ],
-    ids=["Slurm", "heterogeneous", "Grid Engine", "PBS", "LSF file", "LSF counts", "LSF names", "MPIJob",
+    ids=["Slurm", "heterogeneous", "brackets", "Grid Engine", "PBS", "domains", "Cobalt", "OAR", "LSF file",
+         "LSF counts", "LSF names", "MPIJob",
          "worker of an MPIJob", "one of several tasks", "none"],
 )  # fmt: skip
 def test_hosts_and_slots(environ: dict[str, str], said: str, starter: str) -> None:
@@ -83,15 +96,28 @@ def test_more_ranks_than_tasks_are_spread_evenly() -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2"}, ("3 nodes", "-H")),
+        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2"}, ("3 nodes",)),
+        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2(x3,"}, ("2(x3),1; received '2(x3,'",)),
+        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2(x2),0"}, ("above 0, received 'gpu07:0'",)),
+        ({**SALLOC, "SLURM_JOB_NODELIST": "n[1-2"}, ("0 nodes",)),
         ({"PE_HOSTFILE": "/nodes"}, ("/nodes", "Grid Engine")),
+        ({"PBS_NODEFILE": "/none"}, ("PBS lists none",)),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2"}, ("LSB_MCPU_HOSTS", "'n1 4 n2'")),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 four"}, ("LSB_MCPU_HOSTS", "'n1 four'")),
     ],
-    ids=["Slurm", "Grid Engine"],
+    ids=["Slurm", "counts", "no task", "bracket", "Grid Engine", "PBS", "LSF without number", "LSF without digits"],
 )
 def test_lists_that_make_no_sense_are_refused(environ: dict[str, str], words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError) as error:
         find_allocation(environ, FILES.__getitem__)
-    assert all(word in str(error.value) for word in words)
+    assert all(word in str(error.value) for word in (*words, "name them with -H"))
+
+
+def test_hosts_of_the_user_replace_those_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PBS_NODEFILE", "/nonexistent/nodes")
+    with pytest.raises(ValueError, match="/nonexistent/nodes"):
+        choose_hosts("", "", 2)
+    assert choose_hosts("n1:2", "", 2).places == [Place("n1", 2, False)]
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -106,7 +106,8 @@ def test_a_rank_that_fails_because_another_host_is_lost_is_not_blamed(cluster: C
     """Its agent is slow, so that the ranks of the first host have failed long before the loss is known."""
     before = {*cluster.processes("a"), *cluster.processes("b")}
     flags = ("-np", "2", "-H", "a:1,b:1", sys.executable, "-c", NEIGHBOUR)
-    with started(*flags, ranks=2, program=cluster.machines["login"].command(*HOROVODRUN)) as running:
+    program = cluster.machines["login"].command(*HOROVODRUN)
+    with started(*flags, ranks=2, program=program, is_here=False) as running:
         near, far = (
             {pid: text for pid, text in cluster.processes(host).items() if pid not in before} for host in ("a", "b")
         )

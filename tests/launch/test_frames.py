@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -60,3 +61,15 @@ def test_only_who_has_shown_life_in_vain_is_silent(
     for _ in range(3):
         launcher.show_life()
     assert launcher.is_silent(4.0)
+
+
+def test_silence_has_a_moment_at_which_to_look(
+    wires: tuple[AgentWire, AgentWire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, _ = wires
+    heard_at = launcher.heard_at
+    for beat in range(1, 4):
+        assert launcher.silent_at(4.0) == math.inf
+        monkeypatch.setattr(frames.time, "monotonic", lambda at=heard_at + beat: at)
+        launcher.show_life()
+    assert launcher.silent_at(4.0) == heard_at + 4.0 < launcher.alive_at + 0.5

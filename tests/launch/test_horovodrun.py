@@ -13,10 +13,6 @@ import pytest
 from launching import HOROVODRUN, TIMEOUT_S, horovodrun
 
 from horovod.cgroups import usable_cores
-from horovod.launch.output import FileSink
-from horovod.launch.plan import LaunchRequest, make_plan
-from horovod.launch.report import exit_code
-from horovod.launch.supervise import supervise
 
 PY = sys.executable
 ALL_KNOWING = """
@@ -264,17 +260,21 @@ if os.environ["HOROVOD_RANK"] in sys.argv[1:]:
 """
 
 
-MODES = [[], ["--min-np", "1"], ["-H", "localhost:1,127.0.0.2:1"]]
+MODES = {
+    "fixed": ["-np", "2"],
+    "elastic": ["-np", "2", "--min-np", "1"],
+    "elastic that grows": ["--min-np", "1", "--max-np", "2", "-H", "localhost:2"],
+    "hosts": ["-np", "2", "-H", "localhost:1,127.0.0.2:1"],
+}
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["fixed", "elastic", "hosts"])
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_ranks_that_never_call_init_are_named(mode: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(CALLS_OR_NOT.format(own=""))
-    run = ("-np", "2", *mode)
-    assert "horovodrun: no rank has called hvd.init()" in horovodrun(*run, PY, str(script)).err
+    assert "horovodrun: no rank has called hvd.init()" in horovodrun(*mode, PY, str(script)).err
     for command in ([PY, str(script), "0", "1"], ["echo", PY], [PY, "-c", "print(1)"]):
-        assert "hvd.init()" not in horovodrun(*run, *command).err
+        assert "hvd.init()" not in horovodrun(*mode, *command).err
 
 
 def test_one_rank_alone_is_named(tmp_path: Path) -> None:
@@ -285,25 +285,20 @@ def test_one_rank_alone_is_named(tmp_path: Path) -> None:
     assert ended.code == 0
 
 
-class ToldSink(FileSink):
-    """Lets the ranks end when they have been named."""
-
-    def __init__(self, fd: int, file: Path) -> None:
-        super().__init__(fd)
-        self.file = file
-
-    def put(self, data: bytes) -> None:
-        super().put(data)
-        if b"hvd.init()" in data:
-            self.file.touch()
+# A line of its own lets the ranks end.
+TOLD = """
+import pathlib, sys
+from horovod.launch import cli, supervision
+supervision.ALONE_S, say = 0.2, supervision.Supervision.say
+supervision.Supervision.say = lambda job, line: (say(job, line), pathlib.Path("told").touch())
+sys.exit(cli.main())
+"""
 
 
-def test_ranks_that_train_alone_are_named_while_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovod.launch.supervise.ALONE_S", 0.2)
-    script, told = tmp_path / "train.py", tmp_path / "told"
-    script.write_text("import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n")
-    request = LaunchRequest((PY, str(script), str(told)), 2, os.environ, "alone", "00", "host", 2)
-    with (tmp_path / "err").open("wb") as err:
-        sink = ToldSink(err.fileno(), told)
-        assert not exit_code(supervise(make_plan(request), (sink, sink)))
-    assert (tmp_path / "err").read_text().count("horovodrun: no rank has called hvd.init() in 0.2 seconds: each") == 1
+@pytest.mark.parametrize("mode", ["fixed", "elastic"])
+def test_ranks_that_train_alone_are_named_while_they_run(mode: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib, time\nwhile not pathlib.Path('told').exists(): time.sleep(0.01)\n")
+    ended = horovodrun(*MODES[mode], PY, str(script), program=[PY, "-c", TOLD], cwd=tmp_path)
+    assert ended.code == 0
+    assert ended.err.count("horovodrun: no rank has called hvd.init() in 0.2 seconds: each") == 1

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod.launch import frames
+from horovod.launch import frames, host_checks
 from horovod.launch.agent import problems
 from horovod.launch.assemble import named_hosts
-from horovod.launch.host_checks import CheckedHosts, _hear
 from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.ssh import Access, diagnose, unfit_setting
 
@@ -177,12 +176,14 @@ def test_a_program_that_a_host_cannot_run_is_told_apart_from_none(tmp_path: Path
     assert problems(str(tmp_path), "sh", "/bin", []) == []
 
 
-def test_what_a_login_shell_prints_without_end_is_quoted() -> None:
+def test_what_a_login_shell_prints_without_end_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     incoming, theirs = os.pipe()
-    connection = SimpleNamespace(wire=frames.AgentWire(incoming, incoming, is_launcher=True), host="b")
-    found = CheckedHosts({"b": connection})  # type: ignore[dict-item]  # all that is asked of a connection here
+    wire = frames.AgentWire(incoming, incoming, is_launcher=True)
+    monkeypatch.setattr(host_checks, "Connection", lambda *_: SimpleNamespace(wire=wire))
+    check = host_checks.HostCheck("b", Access("python"), "true", "/bin")
     with open(theirs, "wb", buffering=0) as pipe:
-        while not _hear(found, "b", frames.Check(b"", b"", b"", b"", [])):
+        while not check.is_done:
             pipe.write(b"hello\n" * 5000)
-    assert "such as 'hello'; a start file of its login shell" in found.problems["b"][0]
+            check.tend()
+    assert "such as 'hello'; a start file of its login shell" in check.problems[0]
     os.close(incoming)

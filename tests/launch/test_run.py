@@ -128,7 +128,11 @@ def test_functions_of_modules_beside_the_script(tmp_path: Path) -> None:
         ({"use_gloo": True, "use_mpi": True}, "use_gloo or use_mpi"),
         ({"num_proc": 0}, "at least 1"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "Requested more processes"),
-        ({"min_num_proc": 2, "num_proc": 1}, "must lie between"),
+        ({"min_num_proc": 2, "num_proc": 1}, "^num_proc 1 must lie between min_num_proc 2 and max_num_proc 1$"),
+        (
+            {"num_proc": 1, "reset_limit": 1},
+            "^reset_limit: for elastic jobs; add min_num_proc, or host_discovery_script$",
+        ),
         ({"start_timeout": -1}, "HOROVOD_START_TIMEOUT"),
     ],
     ids=str,

@@ -49,9 +49,12 @@ SlurmctldTimeout=60
 SlurmdTimeout=60
 KillWait=5
 ReturnToService=2
-SchedulerParameters=sched_min_interval=0,bf_interval=1
+SchedulerParameters=sched_min_interval=0,sched_interval=1,bf_interval=1
 {nodes}
-PartitionName=all Nodes=a,b,c Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=a,b,c Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES PriorityTier=1 GraceTime=20
+PartitionName=urgent Nodes=a,b,c MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -83,7 +86,7 @@ class Slurm(Scheduler):
         for name in _NODES:
             self._start(name, "slurmd", "-D", "-N", name, "-f", f"{folder}/slurm.conf")
         idle = sorted([*_NODES, *["idle"] * len(_NODES)])
-        self._await(lambda done: sorted(done.stdout.split()) == idle, "sinfo", "-h", "-N", "-o", "%N %t")
+        self._await(lambda done: sorted(done.stdout.split()) == idle, "sinfo", "-h", "-p", "all", "-N", "-o", "%N %t")
 
     def _start_munge(self, name: str) -> None:
         own = self.folder / f"munge-{name}"

@@ -23,6 +23,7 @@ from horovod.cgroups import usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import frames
 from horovod.launch.frames import AgentWire
+from horovod.launch.keeper import OWN_SIGNALS
 from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
 from horovod.rendezvous.interfaces import machine_name
@@ -234,7 +235,8 @@ def _texts(environ: dict[bytes, bytes]) -> dict[str, str]:
 
 def main() -> int:
     """Entry point of the agent."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    # Slurm signals all processes of a step: the ranks get the signal as well.
+    for number in (*OWN_SIGNALS, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     # Other input and output of this process and its children must not mix with the frames.
     wire = AgentWire(os.dup(0), os.dup(1), is_launcher=False)

@@ -1,8 +1,8 @@
 """Hosts and slots that a scheduler has given to this job, for ``horovodrun`` without ``-H``. Pure.
 
 Sources: salloc(1), sbatch(1) and srun(1) of Slurm; "PBS Professional User's Guide" (PBS_NODEFILE); IBM Spectrum LSF,
-"Environment variables set for job execution" and blaunch(1); sge_pe(5) and qrsh(1) of Grid Engine; Kubeflow's MPI
-operator, ``/etc/mpi/hostfile`` of MPIJob v2beta1.
+"Environment variables set for job execution" and blaunch(1); sge_pe(5) and qrsh(1) of Grid Engine; oarsub(1) and
+oarsh(1) of OAR; qsub(1) of Cobalt; Kubeflow's MPI operator, ``/etc/mpi/hostfile`` of MPIJob v2beta1.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horovod.launch.hosts import HostSlots, parse_hostfile
+from horovod.launch.hosts import HostSlots, parse_hostfile, parse_hosts
 from horovod.launchers import run_lengths, slurm_hosts
 
-__all__ = ["Allocation", "find_allocation", "spread"]
+__all__ = ["Allocation", "allocated_slots", "find_allocation", "spread"]
 
 _MPI_JOB_HOSTS = "/etc/mpi/hostfile"
+#: Files with a line for each slot: variable -> scheduler, and its substitute for ssh.
+_NODE_FILES = {
+    "PBS_NODEFILE": ("PBS", ""), "OAR_NODEFILE": ("OAR", "oarsh"), "COBALT_NODEFILE": ("Cobalt", ""),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,23 +53,31 @@ def find_allocation(
     Raises:
         ValueError: the scheduler's variables or files make no sense.
     """
-    for find in (_slurm, _grid_engine, _pbs, _lsf, _mpi_job):
+    for find in (_slurm, _grid_engine, _node_file, _lsf, _mpi_job):
         try:
             found = find(environ, read)
-        except OSError as error:
-            raise ValueError(f"cannot read the scheduler's list of hosts: {error}") from error
-        if found is not None:
-            return found
+            if found is not None:
+                if not found.hosts:
+                    raise ValueError(f"{found.scheduler} lists none")
+                parse_hosts(",".join(f"{host.name}:{host.slots}" for host in found.hosts))  # refuses what -H refuses
+                return found
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot take the hosts from the scheduler: {error}; name them with -H") from error
     return None
 
 
-def spread(allocation: Allocation, num_proc: int) -> list[HostSlots]:
-    """Return hosts with slots for all ranks: the scheduler's slots or, if these are too few, equal shares.
+def allocated_slots(environ: Mapping[str, str]) -> int:
+    """Return the number of slots of the allocation that this process is in; 0 in none.
 
-    Args:
-        allocation: the scheduler's.
-        num_proc: number of ranks.
+    Raises:
+        ValueError: the scheduler's variables or files make no sense.
     """
+    found = find_allocation(environ)
+    return sum(host.slots for host in found.hosts) if found is not None else 0
+
+
+def spread(allocation: Allocation, num_proc: int) -> list[HostSlots]:
+    """Return hosts with slots for all ranks: the scheduler's slots or, if these are too few, equal shares."""
     hosts = list(allocation.hosts)
     if num_proc <= sum(host.slots for host in hosts):
         return hosts
@@ -86,7 +98,7 @@ def _slurm(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation
         if not len(names) == len(cpus) == len(tasks):
             raise ValueError(
                 f"Slurm lists {len(names)} nodes in SLURM_JOB_NODELIST{group}, {len(tasks)} in "
-                f"SLURM_TASKS_PER_NODE{group} and {len(cpus)} in SLURM_JOB_CPUS_PER_NODE{group}; name the hosts with -H"
+                f"SLURM_TASKS_PER_NODE{group} and {len(cpus)} in SLURM_JOB_CPUS_PER_NODE{group}"
             )
         for name, slots, cores in zip(names, tasks, cpus, strict=True):
             hosts.append(HostSlots(name, slots))
@@ -108,10 +120,12 @@ def _grid_engine(environ: Mapping[str, str], read: Callable[[str], str]) -> Allo
     return Allocation("Grid Engine", hosts, {host.name: ("qrsh", "-inherit", host.name) for host in hosts})
 
 
-def _pbs(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
-    if "PBS_NODEFILE" not in environ:
-        return None
-    return Allocation("PBS", _counted(read(environ["PBS_NODEFILE"]).split()))
+def _node_file(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
+    for name, (scheduler, starter) in _NODE_FILES.items():
+        if name in environ:
+            hosts = _counted(read(environ[name]).split())
+            return Allocation(scheduler, hosts, {host.name: (starter, host.name) for host in hosts if starter})
+    return None
 
 
 def _lsf(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
@@ -121,6 +135,8 @@ def _lsf(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation |
         hosts = _counted(read(environ["LSB_DJOB_HOSTFILE"]).split())
     elif environ.get("LSB_MCPU_HOSTS"):
         words = environ["LSB_MCPU_HOSTS"].split()
+        if len(words) % 2 or not all(word.isdecimal() for word in words[1::2]):
+            raise ValueError(f"expected `host slots ...` in LSB_MCPU_HOSTS, received {' '.join(words)!r}")
         hosts = _merged(HostSlots(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True))
     else:
         hosts = _counted(environ.get("LSB_HOSTS", "").split())

@@ -16,10 +16,10 @@ from horovod import config
 from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
+from horovod.launch.allocation import allocated_slots
 from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_settings, named_hosts
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
-from horovod.launch.host_checks import CheckedHosts
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
 from horovod.launch.outcome import Outcome
 from horovod.launch.plan import LaunchRequest
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_files()
     show_any_text(sys.stdout)
     try:
-        options = parse_flags(sys.argv[1:] if argv is None else argv, f"khorovod {__version__} (Horovod API)")
+        words = sys.argv[1:] if argv is None else argv
+        options = parse_flags(words, f"khorovod {__version__} (Horovod API)", lambda: allocated_slots(os.environ))
         if options.check_build:
             from horovod.launch.build_info import check_build
 
@@ -80,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _assemble(options: Options) -> Assembly | ElasticAssembly:
-    if shutil.which("aprun") and options.controller != "jsrun":
-        raise LaunchError(LOGIN_NODE)
+    _check_place(options)
     if (
         not (options.controller or options.hosts or options.hostfile)
         and "LSB_JOBID" in os.environ
@@ -130,13 +130,26 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         _say("--mpi ignored: single host, and mpirun not found in PATH")
     elif options.controller in ("mpi", "jsrun"):
         plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access, is_one_host)
-        return Assembly(plan, CheckedHosts({}))
+        return Assembly(plan, {})
     if options.elastic is not None:
         # Jobs of a fixed size on one host need no ZeroMQ.
         from horovod.launch.elastic_assembly import ElasticAssembly
 
         return ElasticAssembly(request, options.elastic, chosen.named, access)
     return assemble(request, where, access)
+
+
+def _check_place(options: Options) -> None:
+    """Refuse to run where another launcher must start the ranks, or has started this one several times."""
+    if shutil.which("aprun") and options.controller != "jsrun":
+        raise LaunchError(LOGIN_NODE)
+    copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    is_named = options.hosts or options.hostfile or (options.elastic is not None and options.elastic.script)
+    if copies != "1" and not (is_named or os.isatty(0)):  # in a shell of `srun --pty` it runs once
+        raise UsageError(
+            f"srun has started {copies} copies of horovodrun, and each would be a job of its own; write `srun "
+            f"-n{copies} python train.py`, or horovodrun without srun; for {copies} jobs unset SLURM_STEP_NUM_TASKS"
+        )
 
 
 def _run_elastic(options: Options, assembly: ElasticAssembly) -> int:
@@ -147,7 +160,8 @@ def _run_elastic(options: Options, assembly: ElasticAssembly) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
-    for line in outcome.lines + ([] if outcome.code else _alone(assembly.plan.command, options.num_proc or 0, outcome)):
+    # More processes than -np run where hosts have room for them.
+    for line in outcome.lines + ([] if outcome.code else _alone(assembly.plan.command, len(outcome.exits), outcome)):
         _say(line)
     return outcome.code
 

@@ -15,11 +15,7 @@ __all__ = ["open_standard_files", "own_sinks", "runnable", "with_own_python"]
 
 
 def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with horovodrun's virtual environment activated, unless another one is active.
-
-    Args:
-        environ: the environment.
-    """
+    """Return the environment with horovodrun's virtual environment activated, unless another one is active."""
     path = environ.get("PATH", os.defpath)
     own = str(Path(sys.prefix) / "bin")
     if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in environ and own not in path.split(os.pathsep):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,12 +107,13 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def parse_flags(argv: Sequence[str], version: str) -> Options:
+def parse_flags(argv: Sequence[str], version: str, allocated: Callable[[], int] = int) -> Options:
     """Read a command line.
 
     Args:
         argv: the arguments, without the program's name.
         version: text that ``--version`` prints.
+        allocated: returns the number of slots that a scheduler gives; an elastic job without ``-np`` starts on them.
 
     Returns:
         The options; the command is everything from the first word that is not a flag.
@@ -136,7 +137,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
             settings[setting.env] = _to_variable(setting, text, setting.flag)
     controller = next((name for name in _CONTROLLERS if found[name]), in_file.get(_CONTROLLER, ""))
     num_proc = _whole(found["num_proc"], "-np")
-    elastic = _elastic(found, num_proc, controller)
+    elastic = _elastic(found, num_proc, controller, allocated)
     if controller in _ENGINES:
         settings[_CONTROLLER] = controller  # ranks on several hosts read it, too
     return Options(
@@ -167,9 +168,13 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
     )
 
 
-def _elastic(found: Mapping[str, Any], num_proc: int | None, controller: str) -> ElasticOptions | None:
+def _elastic(
+    found: Mapping[str, Any], num_proc: int | None, controller: str, allocated: Callable[[], int]
+) -> ElasticOptions | None:
+    given = {names[0]: found[names[0]] for names, _, _ in ELASTIC_FLAGS}
+    is_named = num_proc or found["hosts"] or found["hostfile"] or given["--host-discovery-script"]
     try:
-        elastic = elastic_options({names[0]: found[names[0]] for names, _, _ in ELASTIC_FLAGS}, num_proc)
+        elastic = elastic_options(given, num_proc, 0 if is_named or not any(given.values()) else allocated())
     except ValueError as error:
         raise UsageError(str(error)) from None
     if elastic is not None and controller in ("mpi", "jsrun"):

@@ -15,6 +15,7 @@ heartbeats never wait behind output that a terminal has not shown yet.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -284,9 +285,13 @@ class AgentWire:
         late_s, at = self._stood
         return max(0.0, now - self.alive_at, late_s if now - at < 2 * SILENCE_S else 0.0)
 
+    def silent_at(self, limit_s: float) -> float:
+        """When the other end has sent nothing for ``limit_s`` seconds; infinite after too few heartbeats of ours."""
+        return self.heard_at + limit_s if self._unanswered > _FEWEST_UNANSWERED else math.inf
+
     def is_silent(self, limit_s: float) -> bool:
         """Whether the other end has sent nothing for ``limit_s`` seconds."""
-        return self._unanswered > _FEWEST_UNANSWERED and time.monotonic() - self.heard_at > limit_s
+        return time.monotonic() > self.silent_at(limit_s)
 
     def receive(self) -> Iterator[Any]:
         """Yield the frames that have come.

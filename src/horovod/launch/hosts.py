@@ -55,13 +55,14 @@ def parse_hosts(text: str) -> list[HostSlots]:
     return hosts
 
 
-def parse_hostfile(text: str, source: str, slots: int = 1) -> list[HostSlots]:
+def parse_hostfile(text: str, source: str, slots: int = 1, *, allows_zero: bool = False) -> list[HostSlots]:
     """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``) on each line, ``#`` starts a comment.
 
     Args:
         text: content of the file.
         source: its name, for errors.
         slots: slots of a host without a number.
+        allows_zero: whether a line may give 0 slots.
 
     Returns:
         The hosts in their order.
@@ -79,13 +80,13 @@ def parse_hostfile(text: str, source: str, slots: int = 1) -> list[HostSlots]:
         wrong = [key for key in values if key not in ("slots", "max_slots", "max-slots") or not values[key]]
         if wrong:
             raise ValueError(f"{where}: expected `host slots=n`, received {line.strip()!r}")
-        hosts.append(_host(words[0], values.get("slots", ""), where, slots))
+        hosts.append(_host(words[0], values.get("slots", ""), where, slots, allows_zero))
     if not hosts:
         raise ValueError(f"{source} names no host; write lines such as `localhost slots=2`")
     return hosts
 
 
-def _host(entry: str, slots: str, where: str, default: int = 1) -> HostSlots:
+def _host(entry: str, slots: str, where: str, default: int = 1, allows_zero: bool = False) -> HostSlots:
     user, at, host = entry.rpartition("@")
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
@@ -97,7 +98,8 @@ def _host(entry: str, slots: str, where: str, default: int = 1) -> HostSlots:
     else:
         name, number = host, slots
         is_name = bool(_NAME.fullmatch(host)) or _is_ipv6(host)
-    if not is_name or (at and not _NAME.fullmatch(user)) or not _NUMBER.fullmatch(number or "1"):
+    is_number = _NUMBER.fullmatch(number or "1") or (allows_zero and not number.strip("0"))
+    if not is_name or (at and not _NAME.fullmatch(user)) or not is_number:
         raise ValueError(
             f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
         )
@@ -119,9 +121,6 @@ def place(hosts: Sequence[HostSlots], num_proc: int, is_this_host: Callable[[str
         hosts: the user's hosts; all names of this machine count as one host.
         num_proc: number of ranks.
         is_this_host: tells whether a name is this machine.
-
-    Returns:
-        The hosts that get ranks.
 
     Raises:
         ValueError: too few slots.

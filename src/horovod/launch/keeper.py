@@ -36,7 +36,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-__all__ = ["Keeper", "catches", "descendants", "main"]
+__all__ = ["KILL_KEEPER", "OWN_SIGNALS", "Keeper", "catches", "descendants", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -49,7 +49,10 @@ _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
 _EXIT = struct.Struct("<iiii")  # a row of the table of exits, as in rendezvous.endings; its last number is the rank's
 _LONGEST_ORDER, _MOST_FDS = 1 << 18, 8
 _FIRST_FD = 3  # first descriptor that a rank inherits besides its output
-_OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+#: Tells the guard to kill the keeper. A scheduler may send any of the other signals to all processes of a job.
+KILL_KEEPER = signal.SIGRTMAX
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+OWN_SIGNALS = (*(signal.Signals[name] for name in _NAMES), KILL_KEEPER)
 
 
 def descendants(root: int, session: int = 0) -> list[int]:
@@ -112,8 +115,6 @@ class Keeper:
     def run(self) -> None:
         """Start ranks, and stay until all of their processes have ended. Blocks for as long as the job runs."""
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for number in _OWN_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         wake, wake_end = os.pipe()
         os.set_blocking(wake, False)
@@ -159,7 +160,7 @@ class Keeper:
             self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)  # the keeper died in between
-            for number in (*_OWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
+            for number in (*OWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             if not order["stdin"]:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -335,8 +336,7 @@ def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
         ended: end of a pipe that closes with the keeper.
         control: socket to the launcher; only the keeper reads from it.
     """
-    # SIGTERM means: the launcher does not trust the keeper any more.
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGKILL))
+    signal.signal(KILL_KEEPER, lambda *_: os.kill(keeper, signal.SIGKILL))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the output of the ranks ends with the ranks
         if int(name) > 2 and int(name) not in (alive, ended, control):
@@ -351,7 +351,7 @@ def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
         os.kill(keeper, signal.SIGKILL)  # the keeper kills the job now, too, unless it is stopped
     os.close(control)
     os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)  # not reaped yet, so its id is not reused
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(KILL_KEEPER, signal.SIG_IGN)
     for _ in range(_GIVE_UP_TRIES):
         left = descendants(os.getpid())
         for pid in left:
@@ -373,7 +373,7 @@ def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
 def main() -> None:
     """Entry point of guard and keeper."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in _OWN_SIGNALS:
+    for number in OWN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control_fd, plan_fd = int(sys.argv[1]), int(sys.argv[2])
     with open(plan_fd, "rb") as file:

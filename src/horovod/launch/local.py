@@ -62,7 +62,6 @@ class LocalJob(Job):
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is news."""
         return self._control.fileno()
 
     @property
@@ -70,14 +69,6 @@ class LocalJob(Job):
         return self._outgoing if self._orders else -1
 
     def start(self, stdin: int | None) -> None:
-        """Start the keeper.
-
-        Args:
-            stdin: standard input of rank 0, as ``subprocess`` takes it.
-
-        Raises:
-            LaunchError: the keeper could not be started.
-        """
         self._exits = os.memfd_create(exits_name(self._plan.environ[JOB_ID]))
         plan = {
             "command": self._plan.command,
@@ -141,12 +132,10 @@ class LocalJob(Job):
                 os.close(fd)
 
     def tell(self, order: bytes) -> None:
-        """Send an order, see ``keeper``. Never blocks; safe in a signal handler."""
         with contextlib.suppress(OSError):
             self._control.send(order)
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Yield the keeper's events since the last call; ``{"lost": reason}`` when it is gone. Never blocks."""
         while True:
             try:
                 message = self._control.recv(1 << 17)
@@ -169,9 +158,8 @@ class LocalJob(Job):
         return has_begun(self._exits, self._slots[rank])
 
     def kill(self) -> None:
-        """Have the guard kill the keeper and all below it; then kill all other processes with the job's name."""
         if self._keeper is not None:
-            self._keeper.terminate()
+            self._keeper.send_signal(keeper.KILL_KEEPER)
             try:
                 self._keeper.wait(_GUARD_S)
             except subprocess.TimeoutExpired:
@@ -187,7 +175,6 @@ class LocalJob(Job):
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Disconnect from the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
         self._control.close()
         self._theirs.close()
         left = [self._outgoing, self._call, self._exits, *self._results.values()]

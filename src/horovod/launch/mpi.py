@@ -91,9 +91,6 @@ def command_line(
         output_dir: folder for a copy of each rank's output; some launchers write only there; empty for none.
         nodename: name of this host on other hosts.
 
-    Returns:
-        Program and arguments.
-
     Raises:
         ValueError: the launcher cannot write a file for each rank, or does not accept these host names.
     """

@@ -189,9 +189,6 @@ class LaunchPlan:
 def make_plan(request: LaunchRequest) -> LaunchPlan:
     """Make the plan of a job.
 
-    Args:
-        request: the user's request.
-
     Returns:
         The plan.
 
@@ -233,11 +230,7 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
 
 
 def elastic_plan(request: LaunchRequest) -> LaunchPlan:
-    """Make the plan that all processes of an elastic job share; the membership places them while the job runs.
-
-    Args:
-        request: the user's request.
-    """
+    """Make the plan that all processes of an elastic job share; the membership places them while the job runs."""
     _, environ = _common(request)
     environ |= {ELASTIC: "1"}
     rotation, timestamps = request.rotation, request.timestamps
@@ -251,12 +244,7 @@ def _common(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def host_variables(common: Mapping[str, str], share: Share) -> dict[str, str]:
-    """Return the variables of one host's ranks, which divide its cores.
-
-    Args:
-        common: variables of all ranks.
-        share: the ranks of the host.
-    """
+    """Return the variables of one host's ranks, which divide its cores."""
     threads = thread_share(common, share.count, share.cores)
     host = {**common, **{name: str(count) for name, count in threads.items()}}
     host |= framework_presets(host, share.count, share.cores)
@@ -276,7 +264,7 @@ def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int)
     local_size = max(slots, number + 1)
     size = max(size, local_size, rank + 1)
     places = (("rank", rank), ("size", size), ("local_rank", number), ("local_size", local_size), ("cross_rank", 0),
-              ("cross_size", 1), ("hostname", hostname))  # fmt: skip
+              ("cross_size", 1), ("hostname", hostname), ("slot", number))  # fmt: skip
     return {RANK_VARIABLES[name]: str(value) for name, value in places}
 
 
@@ -305,9 +293,6 @@ def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> 
         environ: environment of the ranks; its variables are kept.
         num_proc: ranks on this host.
         cores: cores on this host.
-
-    Returns:
-        Variable to text.
     """
     own = environ.get("OMP_NUM_THREADS", "")
     share = int(own) if own.isdecimal() and int(own) else max(1, cores // num_proc)
@@ -355,5 +340,6 @@ def rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: 
         ("cross_rank", cross.index(host)),
         ("cross_size", len(cross)),
         ("hostname", hostname),
+        ("slot", local_rank),
     )
     return {RANK_VARIABLES[name]: str(value) for name, value in values}

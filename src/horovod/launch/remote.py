@@ -57,12 +57,7 @@ class AgentLink(Protocol):
 
 
 class Connection:
-    """An ssh client and the agent behind it, for their whole life.
-
-    Args:
-        host: as the user named it.
-        access: how to reach it.
-    """
+    """An ssh client and the agent behind it, for their whole life."""
 
     def __init__(self, host: str, access: Access) -> None:
         self.host, self._access = host, access
@@ -174,7 +169,7 @@ class RemoteJob(Job):
 
     @property
     def due_at(self) -> float | None:
-        return None if self._is_over else self._wire.alive_at
+        return None if self._is_over else min(self._wire.alive_at, self._wire.silent_at(frames.SILENCE_S))
 
     def start(self, stdin: int | None) -> None:
         for i in range(0, len(self._call), frames.CHUNK_BYTES):
@@ -234,7 +229,7 @@ class RemoteJob(Job):
                     yield self._translated(frame.event)
         except frames.FrameError as error:
             yield from self._lost(f"the agent sent data that is no frame: {error}")
-        if self._wire.is_closed:
+        if self._wire.is_closed and not self._is_over:
             lines = self._connection.stderr.strip().splitlines()
             stood_s = self._wire.late_s
             if stood_s > frames.SILENCE_S / 2:  # the agent may have waited before, too

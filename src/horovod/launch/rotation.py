@@ -40,9 +40,6 @@ class OutputFile:
     def write(self, data: bytes) -> None:
         """Append ``data``.
 
-        Args:
-            data: any bytes.
-
         Raises:
             OSError: the data cannot be written, or the next file cannot be created.
         """

@@ -14,11 +14,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ToldToEnd(BaseException):
-    """A signal ends the work in progress; no error, to be caught only where the process ends.
-
-    Args:
-        number: number of the signal.
-    """
+    """A signal ends the work in progress; no error, to be caught only where the process ends."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -32,12 +28,7 @@ def wanted_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def handled(signals: Sequence[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
-    """Handle signals meanwhile, and restore the old handlers afterwards; only on the main thread.
-
-    Args:
-        signals: the signals to handle.
-        handle: called with the number of each signal.
-    """
+    """Handle signals meanwhile, and restore the old handlers afterwards; only on the main thread."""
     if threading.current_thread() is not threading.main_thread():
         signals = ()
     before = {number: signal.signal(number, lambda number, _: handle(number)) for number in signals}

@@ -75,12 +75,7 @@ def command_line(host: str, access: Access) -> list[str]:
 
 
 def settings_line(host: str, access: Access) -> list[str]:
-    """Return the command that prints the user's ssh configuration of ``host``, without a connection.
-
-    Args:
-        host: as the user named it.
-        access: how to reach it.
-    """
+    """Return the command that prints the user's ssh configuration of ``host``, without a connection."""
     return ["ssh", "-G", *_shown(access), "--", host]
 
 

@@ -35,11 +35,7 @@ def in_rank_order(workers: Iterable[W], host_of: Callable[[W], str]) -> list[W]:
 
 
 def first_cause(errors: Sequence[BaseException]) -> BaseException:
-    """Return the first error that is not the loss of another rank; else the first error.
-
-    Args:
-        errors: errors of the ranks, at least one.
-    """
+    """Return the first error that is not the loss of another rank; else the first error."""
     return next((error for error in errors if not isinstance(error, PeerLostError)), errors[0])
 
 
