@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod.engine import signals
-from horovod.engine.signals import DeferredSignals
+from horovod.engine.signals import DeferredSignals, obey_sigterm
 
 _RARE = (signal.SIGWINCH, signal.SIGIO, signal.SIGRTMIN)
 
@@ -188,3 +189,35 @@ def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_wel
     signal.raise_signal(signal.SIGUSR1)
     deferred.leave()
     assert came == [0, signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1]
+
+
+def test_the_handler_of_a_first_process_leaves_the_decision_to_one_that_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lightning's calls the one before it, if there is one."""
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            obey_sigterm()
+        own = signal.getsignal(signal.SIGTERM)
+        assert callable(own)
+        signal.signal(signal.SIGTERM, lambda number, frame: own(number, frame))
+        signal.raise_signal(signal.SIGTERM)
+        assert ends == []
+        signal.signal(signal.SIGTERM, own)
+        signal.raise_signal(signal.SIGTERM)
+        assert ends == [128 + signal.SIGTERM]
+        read_end, write_end = os.pipe()
+        if not (pid := os.fork()):
+            os.write(write_end, str(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert os.read(read_end, 16) == b"True"
+        os.close(read_end)
+        os.close(write_end)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clocks import blame_only, let_time_run_out
+from clocks import let_time_run_out
 from harness import LIMIT_S, Outcome, Ranks
 from kernel import tells_how_processes_end
 
@@ -23,10 +23,10 @@ from horovod import context
 from horovod.bindings import process_sets
 from horovod.engine import loop
 from horovod.engine.execution import Execution
-from horovod.errors import HorovodInternalError, InitError, PeerLostError, StallError
+from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.shm import peers
 from horovod.rendezvous import rank_zero as host
-from horovod.transports.shm import flags, moves, reductions
+from horovod.transports.shm import flags, moves
 from horovod.transports.shm.control import Presence
 from horovod.transports.shm.staging import Staging
 
@@ -232,48 +232,6 @@ def test_a_rank_dies_in_shutdown() -> None:
     outcomes = Ranks(3, _in_shutdown).outcomes()
     assert outcomes[VICTIM].exitcode == -signal.SIGKILL
     assert [o.exitcode for o in outcomes if o.rank != VICTIM] == [0, 0]
-
-
-def _stop(where: str) -> None:
-    victim = 0 if where == "coordinator" else VICTIM
-    blame_only(victim, {"after": (0, 2)})
-    hvd.allreduce(np.ones(3), name="before")
-    if hvd.rank() == victim:
-        if where == "inside":
-            original = Staging.exchange
-
-            def stopping(self: Any, *args: Any) -> None:
-                os.kill(os.getpid(), signal.SIGSTOP)
-                original(self, *args)
-
-            Staging.exchange = stopping  # type: ignore[method-assign]
-        elif where == "among results":
-            reductions.find_results = lambda *args: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment]
-        else:
-            os.kill(os.getpid(), signal.SIGSTOP)
-    reduce = hvd.allreduce if where == "among results" else hvd.allreduce_
-    reduce(np.ones(500_000), name="after")
-
-
-@pytest.mark.parametrize("where", ["worker", "coordinator", "inside", "among results"])
-def test_a_stopped_rank_is_named_after_the_timeout(where: str) -> None:
-    ranks = Ranks(3, _stop, (where,), env={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"})
-    victim = 0 if where == "coordinator" else VICTIM
-    pid = ranks.pid(victim)
-    others = [process for rank, process in enumerate(ranks.processes) if rank != victim]
-    for process in others:
-        process.join(LIMIT_S)
-    os.kill(pid, signal.SIGKILL)
-    outcomes = ranks.outcomes()
-    for outcome in outcomes:
-        if outcome.rank != victim:
-            assert isinstance(outcome.error, StallError | PeerLostError), outcome.text or outcome.exitcode
-    texts = [str(o.error) for o in outcomes if isinstance(o.error, StallError)]
-    assert texts
-    for text in texts:
-        assert f"rank {victim} (pid {pid}" in text
-        assert "stopped by a signal" in text
-        assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text
 
 
 def _comes_late() -> None:

@@ -141,6 +141,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "join": lambda hvd: hvd.join(),
     "zeros": lambda hvd: hvd.zeros(1),
     "add_process_set": lambda hvd: hvd.add_process_set([0]),
+    "start_timeline": lambda hvd: hvd.start_timeline("x"),
+    "stop_timeline": lambda hvd: hvd.stop_timeline(),
+    "stats": lambda hvd: hvd.stats(),
 }
 
 
@@ -284,27 +287,3 @@ def test_programs_that_a_rank_starts_inherit_nothing_of_the_job() -> None:
         assert " 0 -> " in outcome.value
         for word in ("memfd", "pidfd", "socket"):
             assert word not in outcome.value
-
-
-def _loader() -> list[int]:
-    """A real DataLoader with forked workers beside training."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    import horovod.numpy as hvd
-
-    loader = DataLoader(TensorDataset(torch.arange(16.0)), batch_size=4, num_workers=2)
-    totals = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for _ in range(2):
-            for (batch,) in loader:
-                totals.append(int(hvd.allreduce(batch.numpy(), op=hvd.Sum).sum()))
-    return totals
-
-
-@pytest.mark.slow
-def test_a_data_loader_beside_collectives() -> None:
-    for outcome in Ranks(2, _loader).outcomes():
-        assert outcome.error is None, outcome.text
-        assert outcome.value == [12, 44, 76, 108] * 2

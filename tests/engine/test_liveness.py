@@ -44,5 +44,41 @@ def test_what_a_dead_rank_had_finished_is_not_what_was_waited_for_in_vain() -> N
     assert not log.waiting, "this rank has its result"
 
 
+@pytest.mark.parametrize(("failed", "awaited"), [((3,), 0), ((3,), 2), ((0, 3), 0), ((3,), 3)])
+def test_a_departure_ends_only_waits_for_a_rank_that_failed_because_of_it(
+    failed: tuple[int, ...], awaited: int
+) -> None:
+    """Rank 2 has left; rank 3 waits for it in a later operation than the one in which this rank waits."""
+    peers: Any = SimpleNamespace(
+        gone=lambda: 2,
+        has_left=lambda rank: rank == 2,
+        has_failed=failed.__contains__,
+        culprit_of=lambda rank: 2 if rank in failed else rank,
+        has_ended=lambda rank: False,
+        fate=lambda rank, why: f"rank {rank} left",
+    )
+    board: Any = SimpleNamespace(reason=lambda rank: None)
+    liveness = Liveness(1, Generation([Member(100 + rank, "here") for rank in range(4)]), peers, board, SILENT)
+    if awaited not in failed:
+        liveness.check(awaited, 0.0)
+        return
+    with pytest.raises(PeerLostError, match="rank 2 left"):
+        liveness.check(awaited, 0.0)
+
+
 def test_what_it_had_not_is_named() -> None:
     assert "'next'" in _tick(Log(unread=["last"], waiting=["last", "next"]))
+
+
+def test_an_error_that_its_caller_drops_leaves_no_alarm() -> None:
+    """The rank had done its part; a rank with an alarm looks again and again instead of sleeping."""
+    peers: Any = SimpleNamespace(
+        gone=lambda: None, has_left={1}.__contains__, has_ended=lambda rank: False, culprit_of=lambda rank: rank,
+        is_alarmed=lambda: False, fate=lambda rank, why: f"rank {rank} left",
+    )  # fmt: skip
+    board: Any = SimpleNamespace(reason=lambda rank: None)
+    liveness = Liveness(0, Generation([Member(100 + rank, "here") for rank in range(3)]), peers, board, SILENT)
+    with pytest.raises(PeerLostError, match="rank 1 left"):
+        liveness.check(1, 2.0)
+    liveness.check(2, 0.0)
+    assert not liveness.is_alarmed

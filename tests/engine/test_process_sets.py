@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import random
-from typing import Any
-
 import numpy as np
 import pytest
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 
 import horovod.numpy as hvd
-from horovod.errors import MismatchError
 
 
 @on_ranks(3, init=False)
@@ -63,20 +58,6 @@ def test_misuse_of_init() -> None:
     hvd.init(comm=[0, 1, 2])
     with pytest.raises(ValueError, match=r"must name ranks from 0 to 2" if hvd.rank() else "call shutdown"):
         hvd.init(comm=[0, 3] if hvd.rank() else [0, 1])
-
-
-def _different_lists() -> str:
-    ranks = [0, 1] if os.environ["HOROVOD_RANK"] == "0" else [0, 2]
-    with pytest.raises(MismatchError) as caught:
-        hvd.init(process_sets=[hvd.ProcessSet(ranks)])
-    return str(caught.value)
-
-
-def test_ranks_that_name_different_sets_are_told() -> None:
-    texts = run_ranks(3, _different_lists, init=False)
-    assert texts == [texts[0]] * 3
-    assert "Mismatched ranks of the new process set: One rank had [0, 1], another had [0, 2]" in texts[0]
-    assert texts[0].count(f" at {__file__}:") == 3, texts[0]
 
 
 @pytest.mark.quick
@@ -149,29 +130,6 @@ def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
     hvd.barrier()
 
 
-def _overlapping(rounds: int) -> None:
-    """Every rank works in its sets in an order of its own."""
-    rank, rng = hvd.rank(), random.Random(hvd.rank())
-    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2], [3, 4], [1, 2, 3], [4])]
-    mine = [process_set for process_set in [*sets, hvd.global_process_set] if process_set.included()]
-    for i in range(rounds):
-        rng.shuffle(mine)
-        elements = 40_000 if i % 10 == 0 else 5
-        handles: list[tuple[Any, int]] = []
-        for process_set in mine:
-            array = np.full(elements, float(rank + i))
-            handles.append((process_set, hvd.allreduce_async(array, name="x", op=hvd.Sum, process_set=process_set)))
-        rng.shuffle(handles)
-        for process_set, handle in handles:
-            assert (hvd.synchronize(handle) == sum(r + i for r in process_set.ranks or [])).all()
-    hvd.barrier()
-
-
-@pytest.mark.quick
-def test_overlapping_sets_at_work_at_once() -> None:
-    run_ranks(5, _overlapping, 60)
-
-
 @on_ranks(4, returns=[300, 300, 3, 3])
 def test_disjoint_sets_do_not_wait_for_each_other() -> int:
     """Two sets that never meet: one does much, the other little; neither waits for the other."""
@@ -195,20 +153,3 @@ def test_a_reused_id_has_no_past() -> None:
                 result = hvd.allreduce(array, name=name, op=hvd.Sum, process_set=process_set)
                 assert result.tolist() == [sum(r + i for r in ranks)] * 3
         hvd.remove_process_set(process_set)
-
-
-def _removed_too_early() -> str:
-    pair = hvd.add_process_set([0, 1])
-    handle = hvd.allreduce_async(np.ones(2), name="early", process_set=pair) if hvd.rank() == 0 else None
-    hvd.remove_process_set(pair)
-    if handle is None:
-        return ""
-    with pytest.raises(MismatchError) as caught:
-        hvd.synchronize(handle)
-    return str(caught.value)
-
-
-def test_what_waits_in_a_removed_set_is_answered() -> None:
-    text = run_ranks(3, _removed_too_early)[0]
-    assert "'early'" in text
-    assert "still waited for ranks [1] when process set 1 was removed" in text

@@ -16,10 +16,19 @@ from horovod import context
 from horovod.core.membership_events import Begin, Leaving, Policy, Slot
 from horovod.errors import DismissedError, HorovodInternalError, InitError, NotInitializedError
 
+NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+
+
+def assert_environment_is_current() -> None:
+    assert {name: os.environ[f"HOROVOD_{name.upper()}"] for name in NUMBERS} == {
+        name: str(getattr(hvd, name)()) for name in NUMBERS
+    }
+
 
 def steps(goal: int) -> list[tuple[int, ...]]:
     """Sum up until ``goal`` generations have come and one more step is made; return generation and former rank."""
     hvd.init()
+    assert_environment_is_current()
     with pytest.raises(NotInitializedError, match=r"has not joined the other ranks .*hvd\.elastic\.run"):
         hvd.allreduce(np.ones(1), name="too early")
     seen: list[tuple[int, ...]] = []
@@ -29,6 +38,7 @@ def steps(goal: int) -> list[tuple[int, ...]]:
             context.renew(step)
         except DismissedError:
             return seen
+        assert_environment_is_current()
         view, rank, size = context.membership(), hvd.rank(), hvd.size()
         if seen and view.previous[rank] >= 0:
             assert view.previous[rank] == seen[-1][1]
@@ -85,6 +95,34 @@ def test_rank_0_may_be_lost_each_time_until_one_is_left() -> None:
         ((slot, seen),) = job.values().items()
     assert slot == Slot("a", 2)
     assert seen == [(1, 2, 3), (2, 1, 2), (3, 0, 1)]
+
+
+def test_processes_whose_local_ranks_have_changed_may_begin_again() -> None:
+    def begin_again() -> list[tuple[int, int, int]]:
+        hvd.init()
+        context.renew()
+        try:
+            hvd.barrier()
+            if hvd.rank() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.barrier()
+        except HorovodInternalError:
+            context.renew(1)
+        seen = [(hvd.rank(), hvd.local_rank(), hvd.size())]
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.init()
+        seen.append((-1, hvd.local_rank(), -1))
+        assert_environment_is_current()
+        context.renew(1)
+        assert_environment_is_current()
+        assert hvd.allgather_object(os.environ["HOROVOD_SLOT"]) == ["1", "2"]
+        return [*seen, (hvd.rank(), hvd.local_rank(), hvd.size())]
+
+    with ElasticJob(begin_again, Policy(3, is_elastic=True, minimum=2), {"a": 3}) as job:
+        assert job.values() == {
+            Slot("a", 1): [(0, 0, 2), (-1, 1, -1), (0, 0, 2)], Slot("a", 2): [(1, 1, 2), (-1, 2, -1), (1, 1, 2)],
+        }  # fmt: skip
 
 
 def test_a_member_that_leaves_ends_well_and_the_others_go_on() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from launching import horovodrun
 
 import horovod.numpy as hvd
 from horovod.engine.times import CAPACITY
-from horovod.errors import NotInitializedError
 
 Event = dict[str, Any]
 
@@ -64,50 +62,6 @@ def test_horovods_names_are_where_its_tools_look_for_them(tmp_path: Path) -> Non
         assert all(a["site"].startswith(__file__) for a in done)
     kinds = {e["name"] for e in events if e["ph"] == "X"}
     assert {"ALLGATHER", "NEGOTIATE_ALLGATHER", "BROADCAST", "BARRIER"} <= kinds
-
-
-def test_all_ranks_are_on_one_clock(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    run_ranks(3, _a_few, env={"HOROVOD_TIMELINE": str(path)})
-    events = load(path)
-    by_sequence: dict[int, dict[int, Event]] = {}
-    for e in events:
-        if e["ph"] == "X" and e["name"].startswith("NEGOTIATE"):
-            by_sequence.setdefault(e["args"]["seq"], {})[e["pid"] - 1] = e
-    assert len(by_sequence) == 8
-    for negotiations in by_sequence.values():
-        assert sorted(negotiations) == [0, 1, 2]
-        known = [e for e in negotiations.values() if e["args"]["last"] >= 0]
-        ends = [e["ts"] + e["dur"] for e in known]
-        assert max(ends, default=0) - min(ends, default=0) < 0.01, "they end together, when the last rank has come"
-        for e in known:
-            last = negotiations[e["args"]["last"]]
-            assert last["ts"] == max(other["ts"] for other in negotiations.values())
-    assert not [e for e in events if e["name"] == "CYCLE_START"]
-
-
-def test_the_schema_of_the_trace_format(tmp_path: Path) -> None:
-    """Check the needs of chrome://tracing and Perfetto: types, known phases, slices of a row that do not overlap."""
-    path = tmp_path / "timeline.json"
-    run_ranks(2, _a_few, env={"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"})
-    ends: dict[tuple[int, int], float] = {}
-    named = set(rows(load(path)))
-    for e in load(path):
-        assert isinstance(e["name"], str) and isinstance(e["pid"], int)
-        if e["ph"] == "M":
-            assert set(e["args"]) & {"name", "sort_index", "labels"}
-            continue
-        assert isinstance(e["tid"], int) and isinstance(e["ts"], float) and e["ts"] >= 0
-        assert (e["pid"], e["tid"]) in named
-        if e["ph"] == "i":
-            assert e["s"] in "gpt"
-            continue
-        assert e["ph"] == "X" and isinstance(e["dur"], float) and e["dur"] >= 0
-    for e in sorted((e for e in load(path) if e["ph"] == "X"), key=lambda e: float(e["ts"])):
-        row = (e["pid"], e["tid"])
-        assert e["ts"] >= ends.get(row, 0.0)
-        ends[row] = round(e["ts"] + e["dur"], 3)
-    assert len({tid for _, tid in named}) == len(named), "a row's number is used by one rank only"
 
 
 def _dynamic(folder: str) -> list[str]:
@@ -163,12 +117,6 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     assert run_ranks(1, _alone, str(tmp_path / "t.json")) == [2]
 
 
-def test_the_calls_need_a_job() -> None:
-    for call in (lambda: hvd.start_timeline("x"), hvd.stop_timeline, hvd.stats):
-        with pytest.raises(NotInitializedError):
-            call()
-
-
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_is_an_error_of_init(tmp_path: Path) -> None:
     outcomes = Ranks(1, _a_few, env={"HOROVOD_TIMELINE": str(tmp_path)}).outcomes()
@@ -209,24 +157,6 @@ def test_nothing_is_lost_under_load(tmp_path: Path) -> None:
     for rank in range(2):
         done = [e for e in events if e["pid"] == rank + 1 and e["name"] == "ALLREDUCE" and "bytes" in e["args"]]
         assert len(done) == 20_000
-
-
-def _until_killed(path: str) -> None:
-    while True:
-        hvd.allreduce(np.ones(8, np.float32), name="x")
-
-
-@pytest.mark.slow
-def test_all_are_killed(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    ranks = Ranks(2, _until_killed, (str(path),), env={"HOROVOD_TIMELINE": str(path)})
-    while not path.exists() or path.stat().st_size < 1 << 20:
-        time.sleep(0.01)
-    for rank in (0, 1):
-        os.kill(ranks.pid(rank), signal.SIGKILL)
-    ranks.outcomes()
-    assert len([e for e in load(path) if e["name"] == "ALLREDUCE"]) > 1000
-    assert [entry.name for entry in tmp_path.iterdir()] == ["t.json"]
 
 
 SCRIPT = """

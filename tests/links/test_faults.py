@@ -13,25 +13,26 @@ import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 
 import horovod.numpy as hvd
-from horovod import context
 from horovod.errors import InitError, PeerLostError
 from horovod.links.hosts import meeting
+from horovod.links.hosts.peers import HostsPeers
 from horovod.links.shm import link
+from horovod.transports.hierarchical.allreduce import _Pipeline
 
 HOSTS = (2, 2)
 
 
-def _dies(victim: int) -> None:
+def _is_signalled(victim: int, number: int) -> None:
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
     hvd.allreduce(np.ones(3), name="never")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", range(4), ids=["the hub", "beside the hub", "a leader", "beside a leader"])
 def test_a_killed_rank_is_named_on_all_hosts(victim: int) -> None:
-    ranks = Ranks(4, _dies, (victim,), hosts=HOSTS)
+    ranks = Ranks(4, _is_signalled, (victim, signal.SIGKILL), hosts=HOSTS)
     pid = ranks.processes[victim].pid
     outcomes = ranks.outcomes()
     assert outcomes[victim].exitcode == -signal.SIGKILL, "the fault did not fire"
@@ -54,17 +55,10 @@ def test_a_rank_that_leaves_is_told_from_one_that_dies() -> None:
         assert "rank 3" in str(outcome.error) and "has left the job" in str(outcome.error)
 
 
-def _freezes(victim: int) -> None:
-    hvd.allreduce(np.ones(3), name="before")
-    if hvd.rank() == victim:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    hvd.allreduce(np.ones(3), name="never")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 2], ids=["the hub", "a leader"])
 def test_a_leader_that_is_stopped_is_given_up_and_finds_out_when_it_goes_on(victim: int) -> None:
-    ranks = Ranks(4, _freezes, (victim,), env={"HOROVOD_HOST_TIMEOUT": "3"}, hosts=HOSTS)
+    ranks = Ranks(4, _is_signalled, (victim, signal.SIGSTOP), env={"HOROVOD_HOST_TIMEOUT": "3"}, hosts=HOSTS)
     pid = ranks.pid(victim)
     for rank, process in enumerate(ranks.processes):
         if rank != victim:
@@ -100,20 +94,62 @@ def test_a_leader_that_is_through_with_its_data_is_no_lost_host(first: tuple[int
             assert "call hvd.join() after the loop" in text
 
 
-def _leader_of_another_member_leaves() -> str:
+def _await(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while len(list(folder.iterdir())) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _leaves_before_the_hub_is_through(folder: Path) -> str:
+    advance, gone, leave = _Pipeline.advance, HostsPeers.gone, HostsPeers.leave
+
+    def advance_late(self: _Pipeline, number: int) -> None:
+        advance(self, number)
+        if number:  # the other host has the data of this one
+            _await(folder, 1)
+
+    def look(self: HostsPeers) -> int | None:
+        lost = gone(self)
+        if lost == 2:
+            (folder / "looked").touch()
+        return lost
+
+    def leave_late(self: HostsPeers, culprit: int) -> None:
+        leave(self, culprit)
+        deadline = time.monotonic() + LIMIT_S
+        while not self.has_failed(3) and time.monotonic() < deadline:
+            time.sleep(0.01)  # rank 3, which waits for its leader in vain: rank 1 is told
+
+    with pytest.MonkeyPatch.context() as patch:
+        if hvd.rank() == 0:
+            patch.setattr(_Pipeline, "advance", advance_late)
+        elif hvd.rank() == 1:
+            patch.setattr(HostsPeers, "gone", look)
+        elif hvd.rank() == 2:
+            patch.setattr(HostsPeers, "leave", leave_late)
+        return _leaves_first((2,))
+
+
+def test_a_leader_that_leaves_ends_no_wait_in_an_operation_that_it_has_completed(tmp_path: Path) -> None:
+    for rank, text in enumerate(run_ranks(4, _leaves_before_the_hub_is_through, tmp_path, hosts=HOSTS)):
+        assert rank == 2 or ("rank 2 (pid " in text and "has left the job" in text)
+
+
+def _leader_of_another_member_leaves(folder: Path) -> str:
     members = hvd.add_process_set([0, 3])
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == 0:
         with pytest.raises(PeerLostError) as caught:
             hvd.allreduce(np.ones(3), name="never", process_set=members)
+        (folder / "told").touch()
         return str(caught.value)
-    while hvd.rank() == 3 and not context.engine().peers.has_left(2):
-        time.sleep(0.01)
+    if hvd.rank() == 3:
+        _await(folder, 1)  # rank 0 must not see that rank 3 leaves itself
     return ""
 
 
-def test_ranks_whose_leader_has_left_are_out_of_reach() -> None:
-    text = run_ranks(4, _leader_of_another_member_leaves, hosts=HOSTS)[0]
+def test_ranks_whose_leader_has_left_are_out_of_reach(tmp_path: Path) -> None:
+    text = run_ranks(4, _leader_of_another_member_leaves, tmp_path, hosts=HOSTS)[0]
     assert "rank 3 (pid " in text and "is out of reach: rank 2 (pid " in text, text
     assert "the first rank of its host, has left the job" in text
 
@@ -128,12 +164,6 @@ def _leaders_join_first() -> list[float]:
 def test_a_leader_that_joins_serves_its_host_as_before() -> None:
     steps = [4.0, 3.0, 2.0, 1.0]
     assert run_ranks(4, _leaders_join_first, hosts=HOSTS) == [steps[:count] for count in (1, 3, 2, 4)]
-
-
-def _await(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while len(list(folder.iterdir())) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def _comes_late(folder: Path) -> tuple[str, float]:

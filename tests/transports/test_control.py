@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from horovod.errors import PeerLostError, StallError
+from horovod.transports.groups import wait_until
 from horovod.transports.shm.control import NO_GOAL, Control
+from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.mapping import create_memfd
 
 
@@ -69,3 +72,48 @@ def test_rank_0_decides_how_far_rounds_go(ranks: list[Control]) -> None:
     assert not second.has_large_rounds
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("has_done", [True, False])
+def test_a_rank_that_does_its_part_and_leaves_while_it_is_checked_is_not_lost(
+    has_done: bool, ranks: list[Control]
+) -> None:
+    class Watch:
+        is_alarmed = True
+
+        def check(self, rank: int, waited_s: float) -> None:
+            if has_done:
+                ranks[1].post(5, (0, 1))
+            raise PeerLostError("rank 1 has left", rank=1)
+
+    flags = Flags(ranks[0], Watch())
+    waits: list[Callable[[], None]] = [
+        lambda: wait_until(lambda slice_s: flags.reached((1,), 5), [1], Watch()),
+        lambda: flags.wait((0, 1), 5),
+    ]
+    for wait in waits:
+        ranks[0].post(5 * has_done, (0, 1))
+        ranks[1].words64[ranks[1].flag[1]] = 0
+        if has_done:
+            wait()
+        else:
+            with pytest.raises(PeerLostError):
+                wait()
+
+
+def test_the_error_of_an_engine_does_not_hide_the_rank_that_is_lost() -> None:
+    class Watch:
+        is_alarmed = True
+
+        def check(self, rank: int, waited_s: float) -> None:
+            raise StallError("rank 1 waited in vain")
+
+    looks = iter([False])
+
+    def is_over(slice_s: float) -> bool:
+        for look in looks:
+            return look
+        raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(StallError):
+        wait_until(is_over, [1], Watch())

@@ -33,11 +33,6 @@ _STOP_S, _STUCK_S = 1.0, 2.0
 class Engine:
     """See the module.
 
-    Args:
-        link: this rank's connections.
-        config: the settings.
-        observer: receives the events of the engine.
-
     Attributes:
         rank: this rank.
         size: number of ranks.

@@ -12,7 +12,7 @@ from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import NO_NOTE
 from horovod.engine.handles import Handle
 from horovod.engine.liveness import encode_reason
-from horovod.engine.ports import Link, Observer
+from horovod.engine.ports import Link, Observer, Progress
 from horovod.engine.request_cache import RequestCache
 from horovod.engine.state import LEFT, Complete, EngineState, Execute, Fail
 from horovod.engine.times import ENDED, SEQUENCE, STARTED, TOGETHER, now
@@ -23,13 +23,8 @@ __all__ = ["Execution"]
 _MOST_DELAYED = 64
 
 
-class Execution:
+class Execution(Progress):
     """See the module.
-
-    Args:
-        link: this rank's connections.
-        requests: the cache of this rank's requests.
-        observer: learns when this rank fails.
 
     Attributes:
         state: the operations in flight, and the place in the log.
@@ -57,14 +52,12 @@ class Execution:
         return failure.rank if isinstance(failure, errors.PeerLostError) else self.state.culprit
 
     def describe(self, handle: Handle) -> str:
-        """Return a submission in words."""
         request = handle.cached.request
         return describe_waiting(request, self._requests.count(request)[0])
 
     # -- the log -------------------------------------------------------------------------------------------------
 
     def has_news(self) -> bool:
-        """Whether ``step`` has something to do."""
         if self._inbox or self._log_has_news():
             return True
         if not self._unsettled:
@@ -121,11 +114,6 @@ class Execution:
             self._channel.submit(cached.id, note, patient)
 
     def advance(self) -> None:
-        """Execute the new log entries.
-
-        Raises:
-            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
-        """
         state, take = self.state, self._channel.next
         if state.unsettled:
             self._complete(state.settle(self._transport.settled))
@@ -224,11 +212,9 @@ class Execution:
         self._transport.rest()
 
     def in_flight(self) -> list[Handle]:
-        """Return every submission that is not done."""
         return self.state.in_flight()
 
     def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
         return self.state.is_idle()
 
     def is_quiet(self) -> bool:
@@ -239,7 +225,6 @@ class Execution:
         return coordinator is None or not coordinator.is_waiting
 
     def late(self) -> int:
-        """Return a rank that has not done its part of an operation while this rank has; -1 if there is none."""
         for fence, members, _ in self.state.unsettled:
             for rank in members:
                 if not self._transport.settled((rank,), fence):

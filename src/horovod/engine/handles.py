@@ -29,13 +29,13 @@ class Allocator(Protocol):
 
 
 class Transfer(Protocol):
-    """Copies tensors of a device to the host and back; see ``horovod.bindings.adapter.Stage``."""
+    """Moves the tensors of one operation from a device to the engine."""
 
     def before(self) -> None:
-        """Block until the inputs are in host memory."""
+        """Block until the tensors are ready; called by the thread that executes the operation."""
 
     def after(self, outputs: Sequence[Buffer]) -> None:
-        """Start to copy the outputs back."""
+        """Take the results; called by the thread that executed the operation."""
 
 
 class CachedRequest:
@@ -94,7 +94,6 @@ class Handle(Work, kw_only=True, eq=False):
     waiters: list[Any] = msgspec.field(default_factory=list)
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
-        """Return the output buffer of tensor ``index``, made now if there is none."""
         outputs = self.outputs
         if index < len(outputs):
             return outputs[index]

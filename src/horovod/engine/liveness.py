@@ -6,7 +6,7 @@ from horovod import errors
 from horovod.core.departures import waited_in_vain
 from horovod.core.generation import Generation
 from horovod.engine.board import Board
-from horovod.engine.ports import Channel, Observer, Peers, Progress
+from horovod.engine.ports import Channel, Monitor, Observer, Peers, Progress
 
 __all__ = ["Liveness", "encode_reason"]
 
@@ -15,7 +15,7 @@ _LEAVE_S = 1.0
 _STALLS = (errors.StallError, errors.DeadlockError)
 
 
-class Liveness:
+class Liveness(Monitor):
     """See the module; a ``Monitor`` for the engine, and a ``Watch`` for transports.
 
     Args:
@@ -34,7 +34,7 @@ class Liveness:
         self._generation = generation
         self.aborted: errors.HorovodInternalError | None = None
         # The ranks that bring the log here: without them, waiting is pointless.
-        self._sources = [other for other in (generation.neighbours(rank)[0], generation.home) if other != rank]
+        self._sources = [other for other in (generation.neighbours(rank)[0], 0) if other != rank]
         self._has_lost = False
         self._peers = peers
         self._board = board
@@ -42,15 +42,17 @@ class Liveness:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether a rank has ended, failed or left, or this one was aborted, since the last look."""
         return self._has_lost or self.aborted is not None or self._peers.is_alarmed()
 
     def check(self, rank: int, waited_s: float) -> None:
-        """Raise when waiting for ``rank`` in the middle of an operation is pointless; see ``Watch``."""
         if self.aborted is not None:
             raise self.aborted
+        self._has_lost = False  # the caller may have dropped an earlier error, because the operation is over
         peers = self._peers
         lost = peers.gone()
+        if lost is not None and peers.has_left(lost):
+            # It has finished its operations. So only a wait for a rank that failed because of it is in vain.
+            lost = peers.culprit_of(rank) if peers.has_failed(rank) else None
         left = waited_s > _LEAVE_S and peers.has_left(rank)
         if lost is None and (left or peers.has_ended(rank)):
             lost = peers.culprit_of(rank)
@@ -59,19 +61,12 @@ class Liveness:
         self._observer.in_execution(rank, waited_s)
 
     def abort(self, error: errors.HorovodInternalError) -> None:
-        """End the waits of this rank, at its next check; called by any thread."""
         self.aborted = error
 
     def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
-        """Raise when waiting for the log is pointless; at home also tell the coordinator which ranks have left.
-
-        Args:
-            log: this rank's operations in flight, and its place in the log.
-            channel: its path to the coordinator.
-            waited_s: how long this rank has waited, in seconds.
-        """
         if self.aborted is not None:
             raise self.aborted
+        self._has_lost = False
         peers = self._peers
         lost = peers.gone()
         if lost is not None:

@@ -12,7 +12,6 @@ would wait for its own thread; it gets an error.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -241,8 +240,10 @@ class Loop:
         return not self._thread.is_alive()
 
     def _wake(self) -> None:
-        with contextlib.suppress(ValueError):  # the control page is gone when the engine has ended
+        try:
             self._doorbell.ring()
+        except ValueError:
+            pass  # the control page is gone when the engine has ended
 
     # -- the work ------------------------------------------------------------------------------------------------
 

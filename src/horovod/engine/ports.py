@@ -142,6 +142,9 @@ class Peers(Protocol):
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said that it has left."""
 
+    def has_failed(self, rank: int) -> bool:
+        """Whether ``rank`` has said that it has failed, or is known to have died."""
+
     def gone(self) -> int | None:
         """Return a rank that died or failed without leaving, or that made another rank fail; None if all is well."""
 
@@ -170,7 +173,11 @@ class Progress(Protocol):
     """The operations of a rank that are in flight, and its place in the log."""
 
     def advance(self) -> None:
-        """Execute the new log entries."""
+        """Execute the new log entries.
+
+        Raises:
+            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
+        """
 
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""

@@ -76,13 +76,6 @@ class RequestCache:
     ) -> CachedRequest:
         """Return the cached request of a call; make it the first time.
 
-        Args:
-            call: the operation, without tensors.
-            allocator: the framework's adapter.
-            inputs: the buffers to read.
-            outputs: the buffers to write, or None.
-            frame: the stack frame of the user's call.
-
         Raises:
             RequestError: the request is wrong by itself.
         """

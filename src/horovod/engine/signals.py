@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -22,7 +23,7 @@ from typing import Any
 
 from horovod.engine.times import now
 
-__all__ = ["DeferredSignals", "trust"]
+__all__ = ["DeferredSignals", "obey_sigterm", "trust"]
 
 # Bypass the wrappers of ``signal``, which convert their results to enums.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
@@ -52,6 +53,24 @@ def trust(handler: Callable[..., Any]) -> None:
         handler: a function; for a method, the function of its class.
     """
     _trusted.add(handler)
+
+
+def obey_sigterm() -> None:
+    """Let SIGTERM end the first process of a container, in which the kernel ignores signals without a handler."""
+    is_main = get_ident() == threading.main_thread().ident
+    if os.getpid() == 1 and is_main and _handler_of(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+        os.register_at_fork(after_in_child=_disobey)
+
+
+def _disobey() -> None:
+    if _handler_of(signal.SIGTERM) is _end:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if _handler_of(number) is _end:  # else the handler that has replaced it calls it, and decides itself
+        os._exit(128 + number)
 
 
 class DeferredSignals:
@@ -183,5 +202,6 @@ def _is_trusted(number: int) -> bool:
     return getattr(handler, "__func__", handler) in _trusted
 
 
+trust(_end)
 trust(DeferredSignals._interrupt)
 trust(DeferredSignals._stand_in)

@@ -13,7 +13,7 @@ from horovod.config import Config
 from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation, Member
 from horovod.core.requests import Request
-from horovod.engine.ports import Link
+from horovod.engine.ports import Channel, Doorbell, Link
 from horovod.transports.local import LocalTransport
 
 __all__ = ["Decider", "LocalChannel", "LocalDoorbell", "assemble"]
@@ -35,7 +35,7 @@ class Decider(Protocol):
         """Return the log entries since the last call."""
 
 
-class LocalChannel:
+class LocalChannel(Channel):
     """The path of the rank at which the coordinator runs; see ``Channel``."""
 
     patient = False
@@ -47,36 +47,29 @@ class LocalChannel:
         self._log: collections.deque[LogEntry] = collections.deque()
 
     def declare(self, signature: int, request: Request) -> None:
-        """Let a number stand for a request."""
         self._coordinator.declare(self._rank, signature, request)
 
     def submit(self, signature: int, note: int, patient: bool) -> None:
-        """Submit a declared request."""
         self._coordinator.submit(self._rank, signature, note)
         self._has_come = True
 
     def leave(self, reason: str) -> None:
-        """Answer the ranks that wait for this one, through the log."""
         self._serve()
         self._coordinator.leave(self._rank, reason)
         self._publish()
 
     def has_news(self) -> bool:
-        """Whether ``next`` has an entry, or the coordinator has work."""
         return self._has_come or bool(self._log)
 
     def next(self) -> LogEntry | None:
-        """Return the next log entry, or None."""
         if not self._log:
             self._serve()
         return self._log.popleft() if self._log else None
 
     def is_behind(self) -> bool:
-        """Return False: there is no reader."""
         return False
 
     def tend(self, fate: Callable[[int], str]) -> None:
-        """Publish the coordinator's decisions."""
         self._publish()
 
     def _serve(self) -> None:
@@ -90,7 +83,7 @@ class LocalChannel:
         self._log.extend(self._coordinator.take())
 
 
-class LocalDoorbell:
+class LocalDoorbell(Doorbell):
     """Lets the engine of a rank alone sleep; see ``Doorbell``."""
 
     share = 1 << 30
@@ -101,11 +94,9 @@ class LocalDoorbell:
         self._asleep: list[LockType] = []
 
     def heard(self) -> int:
-        """Return how often this rank's doorbell has rung; rings at the same moment may count as one."""
         return self._rings
 
     def ring(self) -> None:
-        """Wake all threads that sleep here."""
         self._rings += 1
         for lock in list(self._asleep):
             with contextlib.suppress(RuntimeError):  # another ring has released it
@@ -115,7 +106,6 @@ class LocalDoorbell:
         """Do nothing: no rank was left for later."""
 
     def awake(self) -> int:
-        """Return how often this rank's doorbell has rung; there is no peer to tell."""
         return self._rings
 
     def park(self) -> None:
@@ -125,7 +115,6 @@ class LocalDoorbell:
         """Do nothing: there is no peer to tell."""
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
-        """Sleep until the doorbell rings."""
         lock = allocate_lock()
         lock.acquire()
         self._asleep.append(lock)
@@ -136,17 +125,11 @@ class LocalDoorbell:
             self._asleep.remove(lock)
 
     def look(self, has_come: Callable[[], bool]) -> bool:
-        """Return False: a rank alone has nothing to look for."""
         return False
 
 
 def assemble(settings: Config, number: int = 1) -> Link:
-    """Return the link of a world of one.
-
-    Args:
-        settings: the settings.
-        number: number of the meeting of this job.
-    """
+    """Return the link of a world of one."""
     generation = Generation([Member(os.getpid(), os.uname().nodename)], number=number)
     coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
     return Link(0, generation, LocalChannel(coordinator, 0), LocalTransport(), LocalDoorbell(), coordinator)

@@ -14,7 +14,7 @@ from horovod.errors import HorovodInternalError, InitError
 from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.rendezvous import process_tree
-from horovod.world import World
+from horovod.world import World, export
 
 if TYPE_CHECKING:
     from horovod.rendezvous.member_messages import MemberPlace
@@ -89,6 +89,7 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     if client.status.begun:  # a newcomer, which is not rank 0
         size = max(2, client.status.size)
         world = dataclasses.replace(world, rank=size - 1, size=size)
+    export(world)
     return client, world
 
 
@@ -125,6 +126,7 @@ def renew(
         try:
             engine = Engine(assemble(world, settings, place.generation, observer), settings, observer)
             client.joined(place)
+            export(world)
             return world, engine, place
         except Superseded:
             _discard(engine)

@@ -6,6 +6,7 @@ reduction, and all ranks get the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -121,8 +122,14 @@ def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Wa
         clock = time.monotonic()
         if watch.is_alarmed or clock - checked >= SLICE_S:
             checked = clock
-            for rank in ranks:
-                watch.check(rank, clock - started)
+            try:
+                for rank in ranks:
+                    watch.check(rank, clock - started)
+            except HorovodInternalError:
+                with contextlib.suppress(Exception):  # the engine's error would hide which rank is lost
+                    if is_over(_LOOK_S):
+                        return  # the rank did its part, and then left or failed, since this rank looked
+                raise
 
 
 def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> HorovodInternalError:

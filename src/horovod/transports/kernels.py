@@ -81,17 +81,17 @@ def followed_by(reducer: Reducer, factor: float, times: Any) -> Reducer:
     return reduce
 
 
-def in_blocks(reducer: Reducer, block: int = BLOCK) -> Reducer:
+def in_blocks(reducer: Reducer) -> Reducer:
     """Return a reducer that works in blocks, so that its temporary arrays stay in a core's own cache."""
 
     def reduce(dst: Buffer, srcs: Sequence[Buffer]) -> None:
         count = math.prod(dst.shape)
-        if count <= block:
+        if count <= BLOCK:
             reducer(dst, srcs)
             return
         dst, srcs = dst.reshape(-1), [src.reshape(-1) for src in srcs]
-        for start in range(0, count, block):
-            part = slice(start, start + block)
+        for start in range(0, count, BLOCK):
+            part = slice(start, start + BLOCK)
             reducer(dst[part], [src[part] for src in srcs])
 
     return reduce

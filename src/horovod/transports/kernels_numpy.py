@@ -16,6 +16,7 @@ import numpy as np
 from horovod.core.requests import ReduceOp
 from horovod.transports.kernels import (
     Copier,
+    Kernels,
     Maker,
     Reducer,
     divisor_and_factor,
@@ -76,37 +77,31 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 _silent = np.errstate(all="ignore")
 
 
-class NumpyKernels:
+class NumpyKernels(Kernels):
     """See ``Kernels``."""
 
     name = "numpy"
 
     def threads(self) -> int:
-        """Return 1: elementwise operations of numpy stay in the calling thread."""
         return 1
 
     def set_threads(self, count: int) -> None:
         """Nothing to choose."""
 
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
         view: Array = np.ndarray(shape, dtype=numpy_dtype(dtype), buffer=memory, offset=offset)
         return view
 
     def raw(self, buffer: Array) -> Any:
-        """Return the bytes of ``buffer``."""
         return buffer.reshape(-1).view(np.uint8)
 
     def scratch(self, dtype: str, count: int) -> Array:
-        """Return an uninitialised private 1-D array."""
         return np.empty(count, dtype=numpy_dtype(dtype))
 
     def copy(self, dst: Array, src: Array) -> None:
-        """Copy ``src`` over ``dst``."""
         dst[...] = src
 
     def copier(self, dtype: str, factor: float) -> Copier:
-        """Return ``fn(dst, src)``, see ``Kernels.copier``."""
         if factor == 1.0:
             return self.copy
         if dtype in _HALF:
@@ -142,19 +137,16 @@ class NumpyKernels:
         return _silent(in_blocks(plain) if dtype in _HALF else plain)
 
     def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
-        """Return None: an adapter may want its results aligned."""
         return None
 
     @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:
-        """Return the inner product of every two ``srcs``, in float64."""
         matrix = np.stack([src.astype(np.float64) for src in srcs])
         products: list[list[float]] = (matrix @ matrix.T).tolist()
         return products
 
     @_silent
     def combine(self, dst: Array, srcs: Sequence[Array], weights: Sequence[float]) -> None:
-        """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
         total = srcs[0].astype(np.float64) * weights[0]
         for src, weight in zip(srcs[1:], weights[1:], strict=True):
             total += src.astype(np.float64) * weight

@@ -13,6 +13,7 @@ import torch
 from horovod.core.requests import ReduceOp
 from horovod.transports.kernels import (
     Copier,
+    Kernels,
     Maker,
     Reducer,
     divisor_and_factor,
@@ -78,7 +79,7 @@ def _openmp() -> Callable[[int], None] | None:
     return setter
 
 
-class TorchKernels:
+class TorchKernels(Kernels):
     """See ``Kernels``."""
 
     name = "torch"
@@ -87,16 +88,13 @@ class TorchKernels:
         self._set_threads = _openmp()
 
     def threads(self) -> int:
-        """Return how many threads operations on large tensors use in this thread, as far as that can be changed."""
         return torch.get_num_threads() if self._set_threads is not None else 1
 
     def set_threads(self, count: int) -> None:
-        """Set that number, for the calling thread alone."""
         if self._set_threads is not None:
             self._set_threads(count)
 
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor of ``shape`` over ``memory`` at byte ``offset``; no copy."""
         if torch.is_inference_mode_enabled():
             # The view may be written to later, outside inference mode; torch forbids that for tensors made inside it.
             with torch.inference_mode(False):
@@ -109,16 +107,13 @@ class TorchKernels:
         return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count, offset=offset).view(shape)
 
     def raw(self, buffer: torch.Tensor) -> Any:
-        """Return the bytes of ``buffer``."""
         return buffer.detach().reshape(-1).view(torch.uint8).numpy()
 
     def scratch(self, dtype: str, count: int) -> torch.Tensor:
-        """Return an uninitialised private 1-D tensor."""
         with torch.inference_mode(False):
             return torch.empty(count, dtype=DTYPES[dtype], device="cpu")
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """Copy ``src`` over ``dst``."""
         dst.copy_(src)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
@@ -164,7 +159,6 @@ class TorchKernels:
         return _scaled(pair, prescale, postscale, floating)
 
     def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
-        """Return ``fn(srcs)``, see ``Kernels.maker``."""
         kind = DTYPES[dtype]
         divide, factor = divisor_and_factor(postscale, divisor if op is ReduceOp.AVERAGE else 1)
         if prescale != 1.0 or divide != 1 or not kind.is_floating_point or kind in _HALF:
@@ -172,13 +166,11 @@ class TorchKernels:
         return _new(_PAIR[op], factor, _constant(factor, kind))
 
     def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
-        """Return the inner product of every two ``srcs``, in float64."""
         matrix = torch.stack([src.to(torch.float64) for src in srcs])
         products: list[list[float]] = (matrix @ matrix.T).tolist()
         return products
 
     def combine(self, dst: torch.Tensor, srcs: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
-        """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
         total = srcs[0].to(torch.float64) * weights[0]
         for src, weight in zip(srcs[1:], weights[1:], strict=True):
             total.add_(src, alpha=weight)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from horovod.core.collectives import is_reduction
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
-from horovod.transports.base import Entry, Work
+from horovod.transports.base import Entry, Transport, Work
 from horovod.transports.libraries import kernels_named
 
 __all__ = ["LocalTransport", "run_alone"]
@@ -31,7 +31,7 @@ def run_alone(entry: Entry, work: Work) -> None:
             kernels.copy(out, source)
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """See ``Transport``; the reference implementation."""
 
     name = "local"
@@ -39,30 +39,24 @@ class LocalTransport:
     fresh: tuple[int, ...] = ()
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return whether the device is a GPU: its tensors only have to be copied."""
         return device.partition(":")[0] == "cuda"
 
     def allocate(self, nbytes: int) -> bytearray:
-        """Return ordinary memory."""
         return bytearray(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return nothing: there is no other rank."""
         return ()
 
     def fuse_class(self, request: Request) -> str:
-        """Return nothing: fusion gains nothing here."""
         return ""
 
     def inline(self, kernels: str, request: Request, members: int) -> None:
         """Return None: no other rank reads the data."""
 
     def offer(self, work: Work, inline: None) -> int:
-        """Return ``NO_NOTE``: no data is sent along."""
         return NO_NOTE
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
-        """Execute each work by itself."""
         for entry, work in batch:
             if entry.response.requests[0].device == "cpu":
                 run_alone(entry, work)
@@ -72,7 +66,6 @@ class LocalTransport:
         return 0
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Return True: no other rank takes part."""
         return True
 
     def skip(self, work: Work) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import mpi4py
 import numpy as np
 
-from horovod.errors import InitError
+from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
 from horovod.transports.groups import SLICE_S, Bytes, Group, Pending, failed
 
@@ -40,8 +40,13 @@ class _Operation:
                 clock = time.monotonic()
                 if group.watch.is_alarmed or clock - checked >= SLICE_S:
                     checked = clock
-                    for rank in group.others:
-                        group.watch.check(rank, clock - started)
+                    try:
+                        for rank in group.others:
+                            group.watch.check(rank, clock - started)
+                    except HorovodInternalError:
+                        if not request.Test():
+                            raise  # else it did its part, and then left or failed, since this rank looked
+                        break
                 if clock - started < _LOOKS_S:
                     os.sched_yield()
                 else:
@@ -52,16 +57,7 @@ class _Operation:
 
 
 class _MpiGroup:
-    """See ``Group``.
-
-    Args:
-        communicator: MPI's communicator.
-        ranks: global ranks.
-        me: this rank's place among them.
-        error: the type of mpi4py's errors.
-        byte: MPI's type of a byte.
-        watch: asked while waiting.
-    """
+    """See ``Group``."""
 
     def __init__(
         self, communicator: Any, ranks: tuple[int, ...], me: int, error: type[Exception], byte: Any, watch: Watch

@@ -126,14 +126,7 @@ def check_nccl() -> None:
 
 
 class _NcclGroup:
-    """See ``DeviceGroup``.
-
-    Args:
-        communicator: NCCL's communicator.
-        ranks: global ranks.
-        me: this rank's place among them.
-        watch: asked while waiting.
-    """
+    """See ``DeviceGroup``."""
 
     def __init__(self, communicator: ctypes.c_void_p, ranks: Sequence[int], me: int, watch: Watch) -> None:
         self._communicator: ctypes.c_void_p | None = communicator

@@ -73,18 +73,13 @@ class DeviceGroups(Protocol):
     name: str
 
     def group(self, ranks: Sequence[int], device: torch.device) -> DeviceGroup:
-        """Return the group of some ranks; all of them first ask for it at the same point of the log.
-
-        Args:
-            ranks: the ranks of the group.
-            device: the device of this rank.
-        """
+        """Return the group of some ranks; all of them first ask for it at the same point of the log."""
 
     def close(self) -> None:
         """End all groups."""
 
 
-class DeviceTransport:
+class DeviceTransport(Transport):
     """See ``Transport``.
 
     Args:
@@ -135,15 +130,12 @@ class DeviceTransport:
         return self._moves(request.device, request.kind, request.op, [spec.dtype for spec in request.tensors])
 
     def allocate(self, nbytes: int) -> Any:
-        """Return memory of the host."""
         return self._inner.allocate(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return where tensors in host memory are."""
         return self._inner.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
-        """Return one class for allreduces with equal arguments: NCCL takes several at once."""
         if not self._takes(request):
             return self._inner.fuse_class(request)
         dtypes = {spec.dtype for spec in request.tensors}
@@ -152,15 +144,12 @@ class DeviceTransport:
         return f"{self._device} {dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Any:
-        """Return the state that ``offer`` needs; None for tensors on a device."""
         return self._inner.inline(kernels, request, members)
 
     def offer(self, work: Work, inline: Any) -> int:
-        """Send data in host memory along with the request."""
         return self._inner.offer(work, inline)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
-        """Execute one log entry."""
         entry, work = batch[0]
         response = entry.response
         if not response.requests or not self._takes(response.requests[0]):
@@ -170,19 +159,15 @@ class DeviceTransport:
         return 0
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Whether all ``members`` have done their part."""
         return self._inner.settled(members, fence)
 
     def skip(self, work: Work) -> None:
-        """Forget the data that was sent along."""
         self._inner.skip(work)
 
     def rest(self) -> None:
-        """Release memory that was not needed lately."""
         self._inner.rest()
 
     def close(self) -> None:
-        """End NCCL's groups, and the other transport."""
         self._groups.close()
         self._inner.close()
 

@@ -102,13 +102,6 @@ def _is_over(work: Any, slice_s: float) -> bool:
 class _TorchGroup:
     """See ``Group``.
 
-    Args:
-        group: torch's group.
-        ranks: global ranks.
-        me: this rank's place among them.
-        name: name of the engine.
-        watch: asked while waiting.
-
     Attributes:
         under_way: operations that have failed or have not ended yet.
     """

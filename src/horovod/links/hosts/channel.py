@@ -21,20 +21,18 @@ from horovod.transports.shm.control import Control
 
 __all__ = ["HubDecider", "LeaderChannel", "RemoteDecider"]
 
+#: Bytes of data that the hub sends together with its decision, which saves a message; more goes ahead.
+_FEW_BYTES = 8192
 #: How long to hold submissions back for the other ranks of the host, before they are sent rank by rank.
 _KEPT_S = 0.1
 
 
 class _Keeper:
-    """The common part of both deciders: gather the submissions of this host's ranks.
+    """The common part of both deciders: gather the submissions of this host's ranks."""
 
-    Args:
-        gathering: gathers them.
-        relay: the connection with other hosts.
-    """
-
-    def __init__(self, gathering: Gathering, relay: Relay) -> None:
+    def __init__(self, gathering: Gathering, relay: Relay, batch: list[frames.Message]) -> None:
         self._gathering = gathering
+        self._batch = batch
         self._relay = relay
         self._look_s = 0.0
         self.declare, self.submit, self.leave = gathering.declare, gathering.submit, gathering.leave
@@ -43,14 +41,15 @@ class _Keeper:
         relay.is_owed = self._is_owed
 
     def _submit(self, rank: int, signature: int, note: int) -> None:
-        """Take one submission of this rank, and send its data ahead of it."""
+        """Take one submission of this rank, whose data goes ahead of it."""
         if note != NO_NOTE:
-            self._send_ahead(_payload(self._relay, rank, note))
+            assert self._relay.mailbox is not None
+            self._send_data(frames.Payload(rank, note, self._relay.mailbox.data(rank, note)))
         self._gathering.submit(rank, signature, note)
 
-    def _send_ahead(self, message: frames.Message) -> None:
-        """Send a message to the other hosts before the submission that follows."""
-        self._relay.send_all([message])
+    def _send_data(self, message: frames.Payload) -> None:
+        """Send the data of a submission, at the latest with what comes of it."""
+        self._batch.append(message)
 
     def _is_owed(self) -> bool:
         """Whether a submission has been held back for so long that the coordinator should know."""
@@ -65,16 +64,11 @@ class _Keeper:
 
 
 class RemoteDecider(_Keeper):
-    """The proxy of the coordinator, on hosts other than the coordinator's.
-
-    Args:
-        relay: the connection with the coordinator.
-        ranks: the ranks of this host.
-    """
+    """The proxy of the coordinator, on hosts other than the coordinator's."""
 
     def __init__(self, relay: Relay, ranks: Sequence[int]) -> None:
-        self._batch: list[frames.Message] = []
-        super().__init__(Gathering(ranks, _Outbox(self._batch)), relay)
+        batch: list[frames.Message] = []
+        super().__init__(Gathering(ranks, _Outbox(batch)), relay, batch)
         self._log = relay.log
         self._departures: list[frames.RankState] = []
 
@@ -108,9 +102,6 @@ class RemoteDecider(_Keeper):
             departures, self._departures = self._departures, []
             self._relay.depart(departures)
 
-    def _send_ahead(self, message: frames.Message) -> None:
-        self._batch.append(message)
-
     def _send(self) -> None:
         if self._batch:
             self._relay.send_all(self._batch)
@@ -118,11 +109,7 @@ class RemoteDecider(_Keeper):
 
 
 class _Outbox:
-    """Turns the submissions of a host into messages.
-
-    Args:
-        batch: where to append them.
-    """
+    """Turns the submissions of a host into messages."""
 
     def __init__(self, batch: list[frames.Message]) -> None:
         self._batch = batch
@@ -149,16 +136,10 @@ class _Outbox:
 
 
 class HubDecider(_Keeper):
-    """The coordinator, for the ranks of all hosts.
-
-    Args:
-        coordinator: the coordinator.
-        relay: the connections with the other hosts.
-        ranks: the ranks of this host.
-    """
+    """The coordinator, for the ranks of all hosts."""
 
     def __init__(self, coordinator: HubCoordinator, relay: Relay, ranks: Sequence[int]) -> None:
-        super().__init__(Gathering(ranks, coordinator), relay)
+        super().__init__(Gathering(ranks, coordinator), relay, [])
         self._coordinator = coordinator
         self._requests = relay.requests
 
@@ -178,11 +159,18 @@ class HubDecider(_Keeper):
         entries = self._coordinator.take()
         if entries:
             self._gathering.observe(entries)
-            self._relay.send_all([_told(entry) for entry in entries])
+            self._relay.send_all([*self._batch, *map(_told, entries)])
+            self._batch.clear()
         return entries
 
     def published(self) -> None:
         """Do nothing: at the hub no departure waits for the log."""
+
+    def _send_data(self, message: frames.Payload) -> None:
+        if len(message.data) <= _FEW_BYTES:
+            self._batch.append(message)
+        else:
+            self._relay.send_all([message])
 
     def _serve(self, message: frames.Message) -> None:
         coordinator = self._coordinator
@@ -199,13 +187,7 @@ class HubDecider(_Keeper):
 
 
 class LeaderChannel(CoordinatorChannel):
-    """The path of a host's leader; see ``Channel``.
-
-    Args:
-        control: the control page of the host.
-        decider: the coordinator, or its proxy.
-        ranks: the ranks of the host.
-    """
+    """The path of a host's leader; see ``Channel``."""
 
     def __init__(self, control: Control, decider: RemoteDecider | HubDecider, ranks: Sequence[int]) -> None:
         super().__init__(control, decider, ranks)
@@ -222,11 +204,6 @@ class LeaderChannel(CoordinatorChannel):
     def _publish(self) -> None:
         super()._publish()
         self._decider.published()
-
-
-def _payload(relay: Relay, rank: int, note: int) -> frames.Message:
-    assert relay.mailbox is not None
-    return frames.Payload(rank, note, relay.mailbox.data(rank, note))
 
 
 def _told(entry: LogEntry) -> frames.Message:

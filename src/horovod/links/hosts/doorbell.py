@@ -58,7 +58,6 @@ class WireDoorbell(ShmDoorbell):
         self.look = Spinner(crowded=True).look
 
     def ring(self) -> None:
-        """Wake this rank's own sleepers."""
         super().ring()
         self.rouse()
 
@@ -68,7 +67,6 @@ class WireDoorbell(ShmDoorbell):
             os.eventfd_write(sleeper.fd, 1)
 
     def awake(self) -> int:
-        """Announce that a thread of this rank looks by itself; return how often the doorbell has rung."""
         if not self._is_awake:
             self._is_awake = True
             for sleeper in list(self._parked):
@@ -76,7 +74,6 @@ class WireDoorbell(ShmDoorbell):
         return super().awake()
 
     def park(self) -> None:
-        """Announce that only the background thread sleeps here, and ring for the ranks left for later."""
         super().park()
         if self._is_awake:
             self._is_awake = False

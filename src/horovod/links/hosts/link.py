@@ -70,7 +70,7 @@ def assemble(
     make_transport: MakeTransport,
     tell: Callable[[HorovodInternalError], None] = lambda error: None,
 ) -> Link:
-    """Meet the other ranks and return this rank's link.
+    """Meet the other ranks and return this rank's link; see ``renewal.assemble``.
 
     Args:
         world: the place of this process in the job.
@@ -80,12 +80,6 @@ def assemble(
         meet: meets the other hosts, called by the leader.
         make_transport: makes the transport.
         tell: tells the other hosts that no rank of this host will come.
-
-    Raises:
-        InitError: this machine lacks a requirement, or the ranks did not find each other.
-        PeerLostError: another rank died meanwhile.
-
-    Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
     """
     # Two hosts of a test may be one machine.
     own = replace(world, rank=world.local_rank, size=world.local_size, job=f"{world.job}{ON_HOST}{world.hostname}")

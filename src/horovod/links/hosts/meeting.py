@@ -23,20 +23,7 @@ __all__ = ["assemble"]
 
 
 def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
-    """Meet the other ranks and return this rank's link.
-
-    Args:
-        world: the place of this process in the job, as ``rendezvous.hosts.prepare`` says.
-        settings: the settings.
-        number: counts the successful meetings of this job.
-        observer: detects stalls.
-
-    Raises:
-        InitError: this machine lacks a requirement, or the ranks did not find each other.
-        PeerLostError: another rank died meanwhile.
-
-    Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
-    """
+    """Meet the other ranks and return this rank's link; see ``renewal.assemble``."""
     parts = _Parts(world, settings, number)
     return link.assemble(world, settings, number, observer, parts.meet, parts.transport, parts.tell)
 

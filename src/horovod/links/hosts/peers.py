@@ -50,15 +50,9 @@ class HostsPeers(ShmPeers):
         self._others = [other for other in range(generation.size) if other not in ranks]
 
     def is_alarmed(self) -> bool:
-        """Whether a rank has ended, failed or left since the last call of ``gone``, as far as known here."""
         return self._remote.lost != self._seen_lost or super().is_alarmed()
 
     def gone(self) -> int | None:
-        """Return a rank that died, or failed, without leaving properly; None while all is well.
-
-        Raises:
-            HorovodInternalError: something in this process has closed descriptors of this package.
-        """
         self._seen_lost = self._remote.lost
         lost = super().gone()
         if lost is None and self._seen_lost:
@@ -68,11 +62,9 @@ class HostsPeers(ShmPeers):
         return lost
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended, as far as known here; for any thread."""
         return super().has_ended(rank) if rank in self._indices else self._remote.state_of(rank) == DEAD
 
     def fate(self, rank: int, why: str = "") -> str:
-        """Return in words how ``rank`` ended, as far as it can be known."""
         if rank == self._rank:
             return f"{self._describe(rank)} was stopped, or cut off, for so long that the other ranks have given it up"
         if rank in self._indices:
@@ -94,20 +86,17 @@ class HostsPeers(ShmPeers):
         return why or f"{self._describe(rank)} {HAS_LEFT}"
 
     def process(self, rank: int) -> tuple[str, float]:
-        """Return the kernel's data on the process of ``rank``."""
         if rank in self._indices:
             return process_state(self._pids[rank])
         return ("X", 0.0) if self._remote.state_of(rank) == DEAD else self._remote.kernel_of(rank)
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
-        """Wait until the process of ``rank`` has ended, as far as known here, ``timeout_s`` seconds at most."""
         if rank in self._indices:
             super().wait_for_end(rank, timeout_s)
             return
         self._await_state(rank, DEAD, timeout_s)
 
     def close(self) -> None:
-        """Close the pidfds and the states of the ranks of other hosts."""
         super().close()
         self._remote.close()
 

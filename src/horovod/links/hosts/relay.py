@@ -145,7 +145,9 @@ class Relay:
 
     def send_all(self, messages: Sequence[frames.Message], but: int = -1) -> None:
         """Send messages to the hub; at the hub, to all other hosts, except ``but``."""
-        self.wire.post([h for h in self.wire.peers if h != but and not self.wire.is_lost(h)], messages)
+        hosts = [h for h in self.wire.peers if h != but and not self.wire.is_lost(h)]
+        if hosts:
+            self.wire.post(hosts, messages)
 
     def has_messages(self) -> bool:
         """Whether messages that were received wait for the engine."""

@@ -29,7 +29,6 @@ __all__ = ["DEAD", "FAILED", "LEFT", "REFUSED", "HostMemory", "RemoteRanks"]
 #: States of a rank besides those of ``control.Presence``; LEFT and FAILED are the same there.
 LEFT, FAILED, DEAD = 2, 3, 4
 REFUSED = 2
-_READY = 1
 _LINE_WORDS = 8
 _ROSTER, _ROSTER_BYTES, _BEAT, _LOST, _OFFSET = range(5)
 _STATE, _FATE_BYTES, _KERNEL, _CPU_MS = range(4)

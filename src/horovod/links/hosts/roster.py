@@ -11,6 +11,7 @@ import msgspec
 from horovod.core.generation import Generation, Member
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.hosts.remote_ranks import REFUSED, RemoteRanks
+from horovod.rendezvous.protocol import Refusal
 
 __all__ = ["Host", "Roster", "await_places", "await_roster", "publish", "publish_refusal"]
 
@@ -55,14 +56,6 @@ class Roster(msgspec.Struct, array_like=True, frozen=True):
         return Generation([members[rank] for rank in range(len(members))], number=number, hosts=ranks)
 
 
-class _Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """Why there is no job; whether the reason is the death of a rank, and this rank of the job, or -1."""
-
-    error: str
-    is_loss: bool
-    lost: int
-
-
 def await_places(
     remote: RemoteRanks, pid_fds: Sequence[int], timeout_s: float, check: Callable[[], None] = lambda: None
 ) -> list[int]:
@@ -102,7 +95,7 @@ def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
     is_loss = isinstance(error, PeerLostError)
     lost = error.rank if isinstance(error, PeerLostError) else -1
     text = str(error) if isinstance(error, HorovodInternalError) else f"the first rank of this host failed: {error!r}"
-    remote.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, is_loss, lost)))
+    remote.publish(REFUSED, msgspec.msgpack.encode(Refusal(text, lost, is_loss)))
 
 
 def await_roster(
@@ -134,10 +127,7 @@ def await_roster(
             f"the first rank of this host did not meet the other hosts within {timeout_s:g} s (HOROVOD_START_TIMEOUT)"
         )
     if verdict == REFUSED:
-        refusal = msgspec.msgpack.decode(text, type=_Refusal)
-        if refusal.is_loss:
-            raise PeerLostError(refusal.error, rank=refusal.lost)
-        raise InitError(refusal.error)
+        msgspec.msgpack.decode(text, type=Refusal).enforce()
     return msgspec.msgpack.decode(text, type=Roster)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from horovod.engine.board import TimelineSession
+from horovod.engine.board import Board, TimelineSession
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
@@ -45,7 +45,7 @@ def _slot(key: int) -> int:
     return (key + (key >> 32)) % _ARRIVALS * 2
 
 
-class ShmBoard:
+class ShmBoard(Board):
     """One rank's view of the board; see ``Board``.
 
     Args:
@@ -101,12 +101,10 @@ class ShmBoard:
         return int(number + 1)
 
     def asked_by(self, rank: int) -> int:
-        """Return the rank that waits for an answer of ``rank``, or -1."""
         word = self._words[self._index(rank, _ASK)]
         return int(word >> 8 & 0xFFFF) if self._words[self._index(rank, _ANSWER)] < word >> 24 else -1
 
     def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wanted, asking rank) if there is a new question to this rank; each is returned once."""
         word = self._words[self._index(self.rank, _ASK)]
         if word == self._seen:
             return None
@@ -119,50 +117,41 @@ class ShmBoard:
         return word >> 24, word & 0xFF, word >> 8 & 0xFFFF
 
     def give_answer(self, number: int, text: bytes, rank: int = -1) -> None:
-        """Answer question ``number`` and all before it; on behalf of ``rank`` if that is on another host."""
         rank = self.rank if rank < 0 else rank
         self._publish(self._index(rank, _ANSWER), self._text(rank), _ANSWER_BYTES, number, text)
 
     def answer(self, rank: int, number: int) -> bytes | None:
-        """Return the answer of ``rank`` to question ``number``, or None while there is none."""
         return self._read(self._index(rank, _ANSWER), self._text(rank), number)
 
     def give_reason(self, text: bytes, rank: int = -1) -> None:
-        """Publish why this rank, or one of another host, fails; call this before its state says so."""
         rank = self.rank if rank < 0 else rank
         self._publish(self._index(rank, _REASON), self._text(rank) + _ANSWER_BYTES, _REASON_BYTES, 1, text)
 
     def reason(self, rank: int) -> bytes | None:
-        """Return why ``rank`` failed, or None if it did not say."""
         return self._read(self._index(rank, _REASON), self._text(rank) + _ANSWER_BYTES, 1)
 
     # -- the recording -------------------------------------------------------------------------------------------
 
     @property
     def session(self) -> TimelineSession:
-        """The last recording."""
         word = self._words[_SESSION]
         return TimelineSession(word >> 1, bool(word & 1), self._words[_SINCE], self._words[_BEGIN], self._words[_END])
 
     def set_session(self, session: TimelineSession) -> None:
-        """Begin or end a recording; on rank 0."""
         self._words[_SINCE], self._words[_BEGIN], self._words[_END] = session.since_ns, session.begin, session.end
         futex.fence()
         self._words[_SESSION] = session.number << 1 | session.mark_cycles
 
     def finish_session(self, number: int, rank: int = -1) -> None:
-        """Report that the ring of this rank, or of one of another host, has all events of recording ``number``."""
         futex.fence()
         self._words[self._index(self.rank if rank < 0 else rank, _TRACE_DONE)] = number
 
     def finished_session(self, rank: int) -> int:
-        """Return the last recording of which ``rank`` has put all events into its ring."""
         number = int(self._words[self._index(rank, _TRACE_DONE)])
         futex.fence()
         return number
 
     def put_trace(self, data: bytes, rank: int = -1) -> bool:
-        """Append to the ring of trace events of this rank, or of one of another host; False when there is no room."""
         rank = self.rank if rank < 0 else rank
         head_index = self._index(rank, _TRACE_HEAD)
         head, tail = self._words[head_index], self._words[self._index(rank, _TRACE_TAIL)]
@@ -177,7 +166,6 @@ class ShmBoard:
         return True
 
     def take_trace(self, rank: int) -> bytes:
-        """Return the events that ``rank`` appended since the last call; on rank 0, or in the leader of another host."""
         tail_index = self._index(rank, _TRACE_TAIL)
         head, tail = self._words[self._index(rank, _TRACE_HEAD)], self._words[tail_index]
         if head == tail:
@@ -191,7 +179,6 @@ class ShmBoard:
         return data
 
     def note_arrival(self, key: int, at_ns: int, rank: int = -1) -> None:
-        """Publish when this rank, or one of another host, submitted an operation; all ranks know its ``key``."""
         rank = self.rank if rank < 0 else rank
         slots, slot = self._arrivals[rank], _slot(key)
         slots[slot] = 0
@@ -208,13 +195,11 @@ class ShmBoard:
         return count, [int(recent[index % _ARRIVALS]) for index in range(max(since, count - _ARRIVALS), count)]
 
     def arrival(self, rank: int, key: int) -> int:
-        """Return when ``rank`` submitted an operation, or 0 if the time is not known (any more)."""
         slots, slot = self._arrivals[rank], _slot(key)
         at_ns = slots[slot + 1] if slots[slot] == key else 0
         return int(at_ns) if slots[slot] == key else 0
 
     def close(self) -> None:
-        """Unmap the board."""
         for slots in (*self._arrivals, *self._recent):
             slots.release()
         self._words.release()

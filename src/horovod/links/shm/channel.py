@@ -30,11 +30,7 @@ _decode_response = msgspec.msgpack.Decoder(Response).decode
 
 
 class WorkerChannel:
-    """The path of a rank that another one of its host serves; see ``Channel``.
-
-    Args:
-        control: the control page.
-    """
+    """The path of a rank that another one of its host serves; see ``Channel``."""
 
     patient = False
 
@@ -123,11 +119,9 @@ class CoordinatorChannel(LocalChannel):
         self._has_served = True
 
     def is_behind(self) -> bool:
-        """Whether records wait for a slow reader."""
         return bool(self._writer.backlog)
 
     def has_news(self) -> bool:
-        """Whether ``next`` has an entry, or the coordinator has work."""
         if self._has_come or self._log:
             return True
         for _, reader in self._readers:  # noqa: SIM110  spun on: a generator costs more than the look
@@ -136,7 +130,6 @@ class CoordinatorChannel(LocalChannel):
         return False
 
     def next(self) -> LogEntry | None:
-        """Return the next log entry, or None."""
         log, writer = self._log, self._writer
         if log and not writer.backlog:
             return log.popleft()

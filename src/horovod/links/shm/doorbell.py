@@ -9,11 +9,7 @@ __all__ = ["ShmDoorbell"]
 
 
 class ShmDoorbell:
-    """See ``Doorbell``.
-
-    Args:
-        control: the control page.
-    """
+    """See ``Doorbell``."""
 
     def __init__(self, control: Control) -> None:
         self._control = control

@@ -51,20 +51,7 @@ class Shared(NamedTuple):
 
 
 def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
-    """Meet the other ranks and return this rank's link.
-
-    Args:
-        world: the place of this process in the job.
-        settings: the settings.
-        number: counts the successful meetings of this job.
-        observer: detects stalls.
-
-    Raises:
-        InitError: this machine lacks a requirement, or the ranks did not find each other.
-        PeerLostError: another rank died meanwhile.
-
-    Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
-    """
+    """Meet the other ranks and return this rank's link; see ``renewal.assemble``."""
     ranks = range(world.size)
     with sharing(world, settings, ShmBoard.nbytes(world.size, world.size)) as (meeting, control, arenas):
         board = ShmBoard(meeting.control_fd, control, world.rank, ranks)
@@ -72,7 +59,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     peers = ShmPeers(control, generation, ranks, meeting.pid_fds)
     coordinator: Coordinator | None = None
     channel: Channel
-    if world.rank == generation.home:
+    if world.rank == 0:
         coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
         channel = CoordinatorChannel(control, coordinator, ranks)
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
+from horovod.engine.ports import Peers
 from horovod.errors import HorovodInternalError
 from horovod.links.shm.ends import EndWatch
 from horovod.transports.shm.control import Control, Presence
@@ -30,7 +31,7 @@ _COLLECT_TRIES, _COLLECT_PAUSE_S = 100, 0.005
 _STATUS_CODE = 49
 
 
-class ShmPeers:
+class ShmPeers(Peers):
     """The other ranks of this host, as processes; see ``Peers``.
 
     Args:
@@ -62,25 +63,23 @@ class ShmPeers:
         return self._fds
 
     def enter(self) -> None:
-        """Say that this rank takes part, and watch the others from now on."""
         self._control.set_state(Presence.RUNNING)
         self._watch = EndWatch([fd for rank, fd in self._fds.items() if rank != self._rank], self._note_end)
 
     def leave(self, culprit: int) -> None:
-        """Say that this rank has left."""
         self._control.set_state(Presence.LEFT, culprit)
 
     def fail(self, culprit: int) -> None:
-        """Say that this rank has failed."""
         self._control.set_state(Presence.FAILED, culprit)
 
     def is_alarmed(self) -> bool:
-        """Whether a rank has ended, failed or left since the last call of ``gone``."""
         return self._has_end or self._states() != self._seen
 
     def has_left(self, rank: int) -> bool:
-        """Whether ``rank`` has said that it has left."""
         return self._state_of(rank) is Presence.LEFT
+
+    def has_failed(self, rank: int) -> bool:
+        return self._state_of(rank) is Presence.FAILED
 
     def gone(self) -> int | None:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
@@ -99,7 +98,6 @@ class ShmPeers:
         return None
 
     def culprit_of(self, rank: int) -> int:
-        """Return the rank because of which ``rank`` left or failed; itself if no other rank is known."""
         for _ in range(self._size):
             cause = self._cause_of(rank)
             if cause < 0 or cause == rank:
@@ -123,7 +121,6 @@ class ShmPeers:
         return self._control.cause_of(self._indices[rank])
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended; unlike the other methods, for any thread."""
         poll = select.poll()
         poll.register(self._fds[rank], select.POLLIN)
         return bool(self._ended(poll))
@@ -146,12 +143,6 @@ class ShmPeers:
         return ended
 
     def fate(self, rank: int, why: str = "") -> str:
-        """Return in words how ``rank`` ended, as far as it can be known.
-
-        Args:
-            rank: the rank that is gone.
-            why: its own reason, if it failed; the whole sentence, if it left.
-        """
         who = self._describe(rank)
         state = self._state_of(rank)
         if state is Presence.FAILED:
@@ -168,17 +159,14 @@ class ShmPeers:
         return f"{who} exited with code {os.WEXITSTATUS(code)} without hvd.shutdown()"
 
     def process(self, rank: int) -> tuple[str, float]:
-        """Return the kernel's data on the process of ``rank``; see ``Peers``."""
         return process_state(self._pids[rank])
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
-        """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""
         poll = select.poll()
         poll.register(self._fds[rank], select.POLLIN)
         poll.poll(timeout_s * 1000)
 
     def close(self) -> None:
-        """End the watch, and close the pidfds."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

@@ -51,16 +51,7 @@ class Steps(NamedTuple):
 def steps_of(
     library: Kernels, dtype: str, request: Request, divisor: int, hosts: Sequence[Sequence[int]], here: int
 ) -> Steps:
-    """Return the steps that reduce tensors of a request.
-
-    Args:
-        library: the kernels.
-        dtype: dtype of the tensors.
-        request: the request, with reduction and factors.
-        divisor: the divisor of an average.
-        hosts: the members on each host.
-        here: index of this host.
-    """
+    """Return the steps that reduce tensors of a request."""
     op, before, after = request.op, request.prescale, request.postscale
     counts = [len(host) for host in hosts]
     one_each = all(count == 1 for count in counts)

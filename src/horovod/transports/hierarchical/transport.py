@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from horovod.core.requests import Kind, ReduceOp, Request, Response
 from horovod.errors import InitError
-from horovod.transports.base import Entry, Watch, Work
+from horovod.transports.base import Entry, Transport, Watch, Work
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
 from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
@@ -38,7 +38,7 @@ _Batch = Sequence[tuple[Entry, Work]]
 _IN_PLACE_BYTES = 256 << 10
 
 
-class HierarchicalTransport:
+class HierarchicalTransport(Transport):
     """See ``Transport``.
 
     Args:
@@ -105,19 +105,15 @@ class HierarchicalTransport:
             self._shm.is_awaited = value
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return False: tensors must be in host memory."""
         return False
 
     def allocate(self, nbytes: int) -> Any:
-        """Return memory of this rank's arena, or private memory."""
         return bytearray(nbytes) if self._shm is None else self._shm.allocate(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return the offsets in this rank's arena; empty unless all lie there."""
         return () if self._shm is None else self._shm.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
-        """Return the class of allreduces that may be fused; large ones in the arena are reduced where they lie."""
         dtypes = {spec.dtype for spec in request.tensors}
         if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
             return ""
@@ -126,16 +122,13 @@ class HierarchicalTransport:
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Request | None:
-        """Return the request if its data travels with it."""
         return request if self._mailbox is not None and is_small(request, self._topology.size) else None
 
     def offer(self, work: Work, inline: Request) -> int:
-        """Copy the data of a submission, so that it travels with the request."""
         assert self._mailbox is not None
         return self._mailbox.offer(work, inline)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
-        """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
         if self._mailbox is not None:
@@ -199,16 +192,13 @@ class HierarchicalTransport:
         return team
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Whether all ``members`` have done their part; asked only about entries within one host."""
         return self._shm is None or self._shm.settled([self._indices[rank] for rank in members], fence)
 
     def skip(self, work: Work) -> None:
-        """Forget the data of a submission that was not executed."""
         if self._mailbox is not None:
             self._mailbox.drop(work)
 
     def rest(self) -> None:
-        """Release memory of results that are gone."""
         self._results.rest()
         if self._shm is not None:
             self._shm.rest()
@@ -218,7 +208,6 @@ class HierarchicalTransport:
         self._adopted = shm
 
     def close(self) -> None:
-        """End the engine between hosts, and release the resources of this process."""
         self._groups.close()
         if self._device_groups is not self._groups:
             self._device_groups.close()

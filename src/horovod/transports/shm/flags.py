@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from horovod.errors import HorovodInternalError
 from horovod.transports.base import Watch
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import HOLDER, PHASE_BITS, Control
@@ -18,12 +19,7 @@ _SLICE_S = 0.1
 
 
 class Flags:
-    """Post and await progress.
-
-    Args:
-        control: the control page.
-        watch: see ``Watch``.
-    """
+    """Post and await progress."""
 
     def __init__(self, control: Control, watch: Watch) -> None:
         self.control = control
@@ -76,6 +72,10 @@ class Flags:
                     return
                 has_rung = watch.is_alarmed or control.sleep(seen, _SLICE_S, HOLDER)
                 if words[index] < value and (not has_rung or watch.is_alarmed):
-                    watch.check(member, time.monotonic() - started)
+                    try:
+                        watch.check(member, time.monotonic() - started)
+                    except HorovodInternalError:
+                        if words[index] < value:
+                            raise  # else it did its part, and then left or failed, since this rank looked
         finally:
             words32[mode] = 0

@@ -61,7 +61,7 @@ class Plan:
         self._rows: dict[tuple[int, ...], list[list[Buffer]]] = {}
         # Indexed by tensor, member and offset.
         self._views: list[list[dict[int, Buffer]]] = [[{} for _ in members] for _ in request.tensors]
-        library = self._library = kernels_named(kernels)
+        library = kernels_named(kernels)
         self._copy = library.copy
         self._reductions: list[_Reduction] = []
         if is_reduction(request.kind):

@@ -30,11 +30,7 @@ class CacheHolder(Protocol):
 
 
 class Budget:
-    """Limits the views that all keepers of a process hold together.
-
-    Args:
-        most: maximum number of views.
-    """
+    """Limits the views that all keepers of a process hold together."""
 
     def __init__(self, most: int = _MOST_VIEWS) -> None:
         self._most = most

@@ -101,14 +101,7 @@ class RecordWriter:
 
 
 class RecordReader:
-    """One reading end; see ``RecordWriter``.
-
-    Args:
-        ring: the words of the ring.
-        words64: the control page's 64-bit words.
-        head: index of the head.
-        tail: index of this reader's tail; written here.
-    """
+    """One reading end; see ``RecordWriter``."""
 
     def __init__(self, ring: memoryview, words64: memoryview, head: int, tail: int) -> None:
         self._ring = ring

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
-from horovod.transports.base import Entry, Watch, Work
+from horovod.transports.base import Entry, Transport, Watch, Work
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.results import LEAST_BYTES
@@ -57,13 +57,8 @@ def inline_limit(size: int, kind: Kind) -> int:
 Runner = Callable[[Staging, int, Entry, Work], bool]
 
 
-class ShmTransport:
+class ShmTransport(Transport):
     """See ``Transport``.
-
-    Args:
-        control: the control page.
-        arenas: every rank's arena, by rank.
-        watch: asked while waiting for a rank.
 
     Attributes:
         runners: by kind, the function that executes an entry of one work whose data was not sent inline; extensible.
@@ -94,20 +89,16 @@ class ShmTransport:
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
-        """Return False: tensors must be in host memory."""
         return False
 
     def allocate(self, nbytes: int) -> Any:
-        """Return memory of this rank's arena."""
         return self.arena.allocate(nbytes)
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return the offsets in this rank's arena; empty unless all lie there."""
         offsets = tuple(map(self.arena.offset_of, addresses))
         return () if -1 in offsets else offsets
 
     def fuse_class(self, request: Request) -> str:
-        """Return the class of an allreduce through staging buffers; empty in the arena, where nothing is copied."""
         dtypes = {spec.dtype for spec in request.tensors}
         if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
             return ""
@@ -116,7 +107,6 @@ class ShmTransport:
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Sender | None:
-        """Return the sender of the request's data; None if the data is too large or not in host memory."""
         if request.kind not in ROUTINES or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
@@ -128,7 +118,6 @@ class ShmTransport:
         return sender if sender.nbytes <= (self._arena_limit if is_placed(request) else limit) else None
 
     def offer(self, work: Work, inline: Sender) -> int:
-        """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
         note = self._slots.take(work, inline)
         if note == NO_NOTE:
             return note
@@ -140,7 +129,6 @@ class ShmTransport:
         return note
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
-        """Execute one log entry."""
         entry, work = batch[0]
         done = sequence << PHASE_BITS | DONE
         members = entry.response.members
@@ -199,20 +187,16 @@ class ShmTransport:
         return True
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
-        """Whether all ``members`` have done their part."""
         return self.flags.reached(members, fence)
 
     def skip(self, work: Work) -> None:
-        """Free the slot of an inline message that no rank will read."""
         if work.slot is not None:
             work.slot.readers, work.slot.fence = (), 1
 
     def rest(self) -> None:
-        """Release memory of results that are gone."""
         self.results.rest()
 
     def close(self) -> None:
-        """Unmap the control page and the arenas."""
         for arena in self.arenas:
             arena.close()
         self.control.close()
