@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from horovod.bindings.hosted import call_hosted, refuse_second_run
+from horovod.bindings.hosted import call_hosted, leave_job, refuse_second_run
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
@@ -71,6 +71,11 @@ def run(
         _wait(client, futures, workers, job)
         found: list[Any] = client.gather(futures)
         return found
+    except BaseException:  # Dask cannot end a task that runs
+        with contextlib.suppress(Exception):  # the cluster itself may be lost
+            running = [worker for worker in workers if worker in client.nthreads()]
+            client.run(leave_job, job.variables[0][JOB_ID], workers=running, wait=False, on_error="ignore")
+        raise
     finally:
         client.cancel(futures)
         job.close()

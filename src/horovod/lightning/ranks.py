@@ -82,7 +82,8 @@ class Environment(ClusterEnvironment):
         Raises:
             ValueError: the launcher started another number of processes.
         """
-        if num_devices * num_nodes not in (1, hvd.size()):
+        every_gpu = torch.cuda.device_count()  # devices="auto"
+        if num_devices * num_nodes not in (1, hvd.size(), every_gpu):
             raise ValueError(
                 f"devices={num_devices}, num_nodes={num_nodes} ask for {num_devices * num_nodes} processes, and the "
                 f"launcher started {hvd.size()}. Leave both out, and choose the number with: horovodrun -np N"
@@ -98,6 +99,8 @@ class Ranks:
 
     is_distributed = True
     parallel_devices: Any
+    cluster_environment: Any
+    _num_nodes = 1
 
     def _begin(self) -> None:
         self.distributed: list[Any] = []
@@ -125,8 +128,18 @@ class Ranks:
         """Let only rank 0 log and save."""
         rank_zero_only.rank = fabric_rank_zero_only.rank = hvd.rank()
 
+    @property
+    def num_nodes(self) -> int:
+        """The number of hosts; Lightning sets it to what its user asked for."""
+        return int(hvd.cross_size())
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
     def _configure_launcher(self) -> None:
-        """Do nothing, so that Lightning starts no processes."""
+        """Check what the user asked for; the processes exist."""
+        self.cluster_environment.validate_settings(len(self.parallel_devices or "1"), self._num_nodes)
 
     def barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks."""
@@ -164,7 +177,8 @@ class Ranks:
         known = [(names[p], p) for group in optimizer.param_groups for p in group["params"] if p in names]
         strange = sum(len(group["params"]) for group in optimizer.param_groups) > len(known)
         made = hvd.DistributedOptimizer(optimizer, named_parameters=None if strange else known)
-        hvd.broadcast_optimizer_state(made, root_rank=0)
+        if not isinstance(made, torch.optim.LBFGS):  # its state is empty so far, or from a checkpoint
+            hvd.broadcast_optimizer_state(made, root_rank=0)
         self.distributed.append(made)
         return made
 

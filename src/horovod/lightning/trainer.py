@@ -113,8 +113,8 @@ class HorovodStrategy(Ranks, ParallelStrategy):
         return self._reduce(tensor, group, reduce_op)
 
     def on_train_end(self) -> None:
-        """Wait for ranks that have more batches."""
-        hvd.join()
+        """Wait for ranks that have more batches, and take the weights of the last one."""
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=hvd.join())
 
 
 def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:

@@ -33,12 +33,7 @@ _LONGEST_TEXT = 1 << 16
 
 
 class CellRunner:
-    """Executes the kernel's messages until Stop.
-
-    Args:
-        socket: socket connected to the kernel.
-        rank: rank of this process.
-    """
+    """Executes the kernel's messages until Stop."""
 
     def __init__(self, socket: zmq.Socket[bytes], rank: int) -> None:
         self._socket, self._rank = socket, rank
@@ -90,15 +85,16 @@ class CellRunner:
                 self._is_running = False
         except BaseException as error:
             self._failure = error
-        submitted, in_flight = -1, 0
+        submitted, is_broken = -1, False
         if context.is_initialized():
-            stats = context.engine().stats()
-            submitted, in_flight = stats.operations, stats.in_flight
+            engine = context.engine()
+            stats = engine.stats()
+            submitted, is_broken = stats.operations, stats.in_flight > 0 or engine.failure is not None
         if self._failure is None:
-            return Done(message.number, data, text, submitted=submitted, in_flight=in_flight)
+            return Done(message.number, data, text, submitted=submitted, is_broken=is_broken)
         summary, trace = _described(self._failure)
         is_loss = isinstance(self._failure, PeerLostError)
-        return Done(message.number, b"", "", summary, trace, is_loss, submitted, in_flight)
+        return Done(message.number, b"", "", summary, trace, is_loss, submitted, is_broken)
 
     def _evaluate(self, source: str, name: str) -> Any:
         """Run a cell; return the value of its last expression, or None."""

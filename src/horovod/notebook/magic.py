@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from horovod.errors import CellError, LaunchError
-from horovod.launch.assemble import choose_hosts
+from horovod.launch.assemble import choose_hosts, interface_names
 from horovod.launch.ssh import Access
 from horovod.notebook.session import Session
 
@@ -53,8 +53,7 @@ def interactive(
         raise ValueError("give hosts or hostfile, not both")
     while _current:
         _current.pop().close()
-    names = network_interfaces or ()
-    interfaces = tuple(names.split(",") if isinstance(names, str) else names)
+    interfaces = interface_names(network_interfaces, "network_interfaces")
     python = executable or sys.executable
     access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}

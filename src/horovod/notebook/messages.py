@@ -99,7 +99,7 @@ class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
         traceback: traceback of that exception.
         is_loss: whether the exception reports the loss of another rank.
         submitted: number of operations that this rank has submitted; -1 without ``hvd.init()``.
-        in_flight: number of submitted operations that are not done.
+        is_broken: whether collectives are not done, or cannot be called any more.
     """
 
     number: int
@@ -109,7 +109,7 @@ class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
     traceback: str = ""
     is_loss: bool = False
     submitted: int = -1
-    in_flight: int = 0
+    is_broken: bool = False
 
 
 ToRank = RunCell | Push | Meet | LeaveRanks | Stop

@@ -152,7 +152,8 @@ class SupervisedRanks(FixedJob):
         exits = self.outcome.exits
         lines = [self._error] if self._error else report(self.plan, self.outcome)
         well = [e.rank for e in exits if e.status == 0]
-        return "\n".join(lines or [f"{list_ranks(well)} ended with exit code 0"])
+        by_itself = f"{list_ranks(well)} ended with exit code 0" if well else "all were ended by a second interrupt"
+        return "\n".join(lines or [by_itself])
 
     def run(self) -> None:
         super().run()

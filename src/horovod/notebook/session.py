@@ -286,7 +286,7 @@ class Session:
         """Make ranks rendezvous again if their collectives differ after a failure; return a note about it."""
         found = list(replies.values())
         states = {done.submitted for done in found}
-        is_aligned = len(states) == 1 and not left and not any(done.in_flight or done.is_loss for done in found)
+        is_aligned = len(states) == 1 and not left and not any(done.is_broken or done.is_loss for done in found)
         if is_aligned or states == {-1} or not any(done.error for done in found):
             return ""
         again, _ = self._gather_after(Meet)
