@@ -305,6 +305,45 @@ def test_a_rank_that_is_behind_goes_back_to_its_own_step_if_the_sync_fails(job: 
     assert train(Fails(job.events, batch=0)) == (7, 3)
 
 
+def test_a_rank_that_has_taken_a_state_keeps_all_of_it_if_the_next_exchange_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithWeights(Told):
+        weights = saved_weights = 0
+
+        def save(self) -> None:
+            self.saved_weights = self.weights
+            super().save()
+
+        def restore(self) -> None:
+            self.weights = self.saved_weights
+            super().restore()
+
+        def sync(self) -> None:
+            super().sync()
+            if self.told.count("sync") == 2:  # from the rank that is ahead
+                self.weights = self.batch = 8
+                self._saved_state = {"batch": 8}
+
+    def follow(*args: Any) -> None:
+        monkeypatch.undo()
+        raise PeerLostError("after the values")
+
+    @run
+    def train(state: WithWeights) -> tuple[int, int]:
+        state.told.append("train")
+        if state.told.count("train") == 1:
+            state.weights, state.batch, state.progress, state._keeps_steps = 7, 7, 3, True
+            raise PeerLostError("x")
+        return state.weights, state.batch
+
+    job.behind = [(), (0,)]
+    with monkeypatch.context() as patch:
+        monkeypatch = patch
+        patch.setattr("horovod.bindings.elastic.run._follow", follow)
+        assert train(WithWeights(job.events, batch=0)) == (8, 8)
+
+
 def test_an_attribute_that_cannot_be_sent_is_named(job: Job) -> None:
     with pytest.raises(RequestError, match=r"Told\.lock, a lock, cannot be sent to other ranks: .*state_dict"):
         run(failing())(Told(job.events, batch=0, lock=threading.Lock()))

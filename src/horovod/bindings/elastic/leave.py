@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from horovod import context
+from horovod.engine.signals import obey_sigterm
 from horovod.logs import logger
 
 __all__ = ["leaving_allowed", "on_leave", "run_functions", "was_asked"]
@@ -77,6 +78,7 @@ def _listen(handler: Any) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     if not _is_ours():
+        obey_sigterm()
         _before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
     signal.signal(signal.SIGTERM, handler)
     return True

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["HostListener", "HostUpdateResult", "WorkerNotificationManager", "notification_manager"]
+if TYPE_CHECKING:
+    from horovod.bindings.elastic.state import State
+
+__all__ = ["HostUpdateResult", "WorkerNotificationManager", "notification_manager"]
 
 
 class HostUpdateResult(enum.IntFlag):
@@ -17,37 +20,25 @@ class HostUpdateResult(enum.IntFlag):
     mixed = removed | added
 
 
-class HostListener(Protocol):
-    """Receives notifications of changed hosts."""
-
-    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Receive a notification.
-
-        Args:
-            timestamp: time of the change in seconds; later than the previous timestamp.
-            update_res: a ``HostUpdateResult``.
-        """
-
-
 class WorkerNotificationManager:
     """Tells listeners that hosts have changed. ``State.check_host_updates`` asks the job service itself."""
 
     def __init__(self) -> None:
-        self._listeners: list[HostListener] = []
+        self._listeners: list[State] = []
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: there is no service to start. The arguments of Horovod's method are accepted."""
 
-    def register_listener(self, listener: HostListener) -> None:
+    def register_listener(self, listener: State) -> None:
         """Add a listener."""
         self._listeners.append(listener)
 
-    def remove_listener(self, listener: HostListener) -> None:
+    def remove_listener(self, listener: State) -> None:
         """Remove a listener."""
         self._listeners = [other for other in self._listeners if other is not listener]
 
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Tell all listeners of a change; see ``HostListener.on_hosts_updated``."""
+        """Tell all listeners of a change; see ``State.on_hosts_updated``."""
         for listener in self._listeners:
             listener.on_hosts_updated(timestamp, update_res)
 

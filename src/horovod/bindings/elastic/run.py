@@ -97,6 +97,10 @@ def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..
         try:
             with leave.leaving_allowed():
                 return _repeat(make_job(), func, state, args, kwargs)
+        except SystemExit as error:
+            if error.code:  # some launchers do not report it
+                context.note_exception(error, error.__traceback__)
+            raise
         finally:
             notification_manager.remove_listener(state)
 
@@ -246,17 +250,14 @@ class _ThisJob:
                 process_sets.renew()
                 state._change_is_due = False
                 return
-            except DismissedError as error:
+            except InitError as error:
+                if not isinstance(error, DismissedError):
+                    self._write(state)
+                    if not leave.was_asked():  # as all others were
+                        raise
                 logger.info("this process leaves the job: %s", error)
                 leave.run_functions()
                 sys.exit(0)
-            except InitError as error:
-                self._write(state)
-                if leave.was_asked():  # as all others were
-                    logger.info("this process leaves the job: %s", error)
-                    leave.run_functions()
-                    sys.exit(0)
-                raise
             except PeerLostError:  # again
                 continue
 
@@ -288,12 +289,13 @@ class _ThisJob:
             state._note_saved()
         try:
             state.sync()
-        except HorovodInternalError:
-            if rank in view.behind:
-                state._keeps_steps = False  # some of the values may already be rank 0's
-            raise
         finally:
             state._all_equal = state._sync_present = False
+        if rank in view.behind:
+            # From here on, a failure must not mix these values with earlier ones.
+            state.save()
+            state.progress = members[0].progress
+            state._note_saved()
         if view.behind:
             _follow(state, rank, members, rank in view.behind)
         state._lacks_values = False
@@ -331,7 +333,7 @@ def _exchange(state: State, is_new: bool) -> list[_Member]:
 
 
 def _follow(state: State, rank: int, members: Sequence[_Member], is_behind: bool) -> None:
-    """Copy progress and random generators of rank 0 if this rank is behind. Collective.
+    """Copy the random generators of rank 0 if this rank is behind. Collective.
 
     If the generators were equal on all old ranks, they stay equal. Otherwise each new rank gets its own seed.
     """
@@ -347,8 +349,5 @@ def _follow(state: State, rank: int, members: Sequence[_Member], is_behind: bool
         for generator in state._generators:
             generator.seed(seed)
     if is_behind:
-        state.progress, state._keeps_steps = first.progress, first.keeps_steps
-        if members[rank].is_new or not first.keeps_steps:  # a new rank has no earlier commit of this training
-            state.save()
-            state._note_saved()
-            state._keeps_steps = first.keeps_steps
+        state._note_saved()  # with its new generators
+        state._keeps_steps = first.keeps_steps

@@ -212,7 +212,6 @@ class ObjectState(State):
         self._saved_state = {name: _copied(value) for name, value in self._states().items()}
 
     def restore(self) -> None:
-        """Restore the attributes of the last ``save``."""
         self._load({name: _copied(value) for name, value in self._saved_state.items()})
 
     def sync(self) -> None:

@@ -66,7 +66,6 @@ class VariablesState(ObjectState):
     # -- Horovod's methods -----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Save the present values."""
         super().save()
         variables = [*self._shared(), *self._own()]
         self._saved = variables, self._hold(variables)
@@ -92,7 +91,6 @@ class VariablesState(ObjectState):
         return digest(self._arrays(self._equal())) + super().digest()
 
     def capture(self) -> None:
-        """See ``State``."""
         super().capture()
         variables = self._changed_early()
         self._captured = variables, self._hold(variables)
@@ -106,7 +104,6 @@ class VariablesState(ObjectState):
         return is_undone
 
     def confirm(self) -> None:
-        """See ``State``."""
         super().confirm()
         self._has_stepped = True
 
