@@ -19,6 +19,7 @@ from horovod.config import Config
 from horovod.core.generation import MembershipView
 from horovod.engine import callsite
 from horovod.engine.engine import Engine
+from horovod.engine.signals import obey_sigterm
 from horovod.engine.stats import Stats
 from horovod.errors import HorovodInternalError, InitError, NotInitializedError, PeerLostError
 from horovod.links import renewal
@@ -33,22 +34,9 @@ if TYPE_CHECKING:
     from horovod.rendezvous.membership_client import MembershipClient
 
 __all__ = [
-    "config",
-    "count_join",
-    "engine",
-    "init",
-    "init_count",
-    "is_elastic",
-    "is_initialized",
-    "join_count",
-    "leave_job",
-    "membership",
-    "observer",
-    "renew",
-    "shutdown",
-    "wants_change",
-    "world",
-]
+    "config", "count_join", "engine", "init", "init_count", "is_elastic", "is_initialized", "join_count",
+    "leave_job", "membership", "note_exception", "observer", "renew", "shutdown", "wants_change", "world",
+]  # fmt: skip
 
 #: Seconds for which a rank that failed because of another waits for its end, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
@@ -71,7 +59,7 @@ class _Context:
         self.is_child = False
         self.registered = False
         self.ending = Ending()
-        self.hooks = ErrorHooks(_note_exception)
+        self.hooks = ErrorHooks(note_exception)
         self.is_beginning = False
         self.has_failed_to_begin = False
 
@@ -111,6 +99,7 @@ def init(world: World | None = None) -> None:
 
 def _begin(world: World | None) -> None:
     _context.hooks.install()
+    obey_sigterm()
     # Forget how an earlier job ended.
     _context.ending = Ending()
     _context.has_failed_to_begin = True  # until the beginning has succeeded
@@ -373,7 +362,7 @@ def _at_exit() -> None:
         mpi.limit_end()
 
 
-def _note_exception(error: BaseException, trace: TracebackType | None) -> None:
+def note_exception(error: BaseException, trace: TracebackType | None) -> None:
     """Remember the exception that ends this script, so that the other ranks can be told."""
     _context.ending.note(error, trace)
     tracebacks.shorten(error.with_traceback(trace))

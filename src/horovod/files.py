@@ -18,9 +18,6 @@ _MOST_LINKS = 40
 def open_folder(path: Path) -> int:
     """Open a folder, and create it if needed; follow only links that this user or root has made.
 
-    Args:
-        path: the folder.
-
     Returns:
         A descriptor for ``dir_fd``.
 
@@ -57,9 +54,6 @@ def open_folder(path: Path) -> int:
 def final_path(path: Path) -> Path:
     """Return the path of a file after its links; follow only links of this user or root.
 
-    Args:
-        path: the file.
-
     Raises:
         PermissionError: one of the links belongs to another user.
     """
@@ -77,9 +71,6 @@ def final_path(path: Path) -> Path:
 
 def create_file(path: Path) -> int:
     """Open a file for writing, and create it and its folder if needed; an older file is emptied.
-
-    Args:
-        path: the file.
 
     Returns:
         Its descriptor.

@@ -47,26 +47,6 @@ def test_operations_go_on_without_a_rank_that_joined(ranks: int) -> None:
     assert len(set(run_ranks(ranks, operations))) == 1
 
 
-def order() -> tuple[int, int, float]:
-    first = hvd.join()
-    # Unnamed operations match again, though ranks have called different numbers of them.
-    for _ in range(hvd.rank()):
-        hvd.allreduce(torch.ones(1))
-    second = hvd.join()
-    return first, second, hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_join_names_the_last_rank_on_all_ranks(ranks: int) -> None:
-    outcomes = run_ranks(ranks, order)
-    assert len(set(outcomes)) == 1
-    first, second, total = outcomes[0]
-    assert first in range(ranks)
-    assert second == ranks - 1
-    assert total == ranks
-
-
 def linear() -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(3, 2).double()

@@ -154,12 +154,6 @@ def test_hosts_meet_again_and_again_whoever_comes_first(service: Service) -> Non
         assert found.where.startswith("tcp://")
 
 
-def test_hosts_may_have_one_name(service: Service) -> None:
-    leaders = [Leader(service, ranks, 5, name="localhost") for ranks in THREE]
-    _talk(leaders)
-    assert [entry.ranks for entry in leaders[0].done().entries] == list(THREE)
-
-
 @pytest.mark.usefixtures("hosted")
 def test_the_host_of_rank_0_is_the_place_where_nobody_else_is() -> None:
     run = f"torchrun/{os.getpid()}/{next(_runs)}"

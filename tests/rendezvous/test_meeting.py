@@ -91,7 +91,7 @@ def test_two_processes_with_one_rank(job: str) -> None:
         for twin in (first, second):
             send(twin, greeting(rank=1, size=3))
         late = Attempt(job, 2, 3)
-        assert [answer(twin)[1] for twin in (first, second)] == [wanted, wanted]
+        assert [answer(twin)[1][0] for twin in (first, second)] == [wanted, wanted]
     for error in (host.done(), late.done()):
         assert isinstance(error, InitError)
         assert str(error) == wanted
@@ -109,7 +109,7 @@ def test_a_rank_that_cannot_be(job: str, rank: int) -> None:
     host = Attempt(job, 0, 2)
     with closing(dial(job)) as guest:
         send(guest, greeting(rank=rank))
-        assert f"came as rank {rank} of 2" in answer(guest)[1]
+        assert f"came as rank {rank} of 2" in answer(guest)[1][0]
     assert f"(pid {os.getpid()}) came as rank {rank} of 2" in str(host.done())
 
 
@@ -118,7 +118,7 @@ def test_two_versions(job: str) -> None:
     with closing(dial(job)) as guest:
         send(guest, greeting(version="0.0.1"))
         wanted = f"rank 1 runs khorovod 0.0.1, rank 0 {_version.__version__}; install one version everywhere"
-        assert answer(guest)[1] == wanted
+        assert answer(guest)[1][0] == wanted
     assert str(host.done()) == wanted
 
 
@@ -244,7 +244,7 @@ def test_rank_0_dies_inside_init(job: str) -> None:
 def test_rank_0_dies_between_its_answer_and_the_arenas(job: str) -> None:
     with _rank_0(job) as (guest, connection, nonce):
         hello = [0, 2, "h", 1, _version.__version__, 1]
-        body = msgspec.msgpack.encode([[hello, hello], "", -1])
+        body = msgspec.msgpack.encode([[hello, hello], ["", -1]])
         connection.send(hmac.digest(KEY, b"host" + nonce + body, "sha256") + body)
         send(connection, b"fds", 2)
         connection.close()
@@ -256,7 +256,7 @@ def test_rank_0_dies_between_its_answer_and_the_arenas(job: str) -> None:
 @pytest.mark.usefixtures("one_name")
 def test_an_answer_that_is_not_signed_is_none(job: str) -> None:
     with _rank_0(job) as (guest, connection, nonce):
-        body = msgspec.msgpack.encode([[], "", -1])
+        body = msgspec.msgpack.encode([[], ["", -1]])
         connection.send(hmac.digest(b"wrong", b"host" + nonce + body, "sha256") + body)
         error = guest.done()
     assert isinstance(error, InitError)

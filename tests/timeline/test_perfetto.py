@@ -130,6 +130,7 @@ def test_a_recording_that_was_killed(tmp_path: Path) -> None:
     for process in ranks.processes:
         process.kill()
     assert {outcome.exitcode for outcome in ranks.outcomes()} == {-signal.SIGKILL}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.json"]
     with Perfetto(path) as perfetto:
         perfetto.query(ROWS)
         _no_complaints(perfetto)

@@ -173,3 +173,17 @@ def test_sparse_allreduce_refuses_dense_tensors_and_other_ops() -> None:
         hvd.sparse_allreduce_async(torch.zeros(2), "x", hvd.Sum)
     with pytest.raises(ValueError, match="MAX"):
         hvd.sparse_allreduce_async(torch.zeros(2).to_sparse(), "x", hvd.Max)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@on_ranks()
+def test_a_second_derivative_is_refused() -> None:
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0), hvd.alltoall, hvd.reducescatter,
+        lambda x: hvd.grouped_allreduce([x])[0], hvd.SyncBatchNorm(1).double(),
+    ]  # fmt: skip
+    for call in calls:
+        x = torch.arange(float(2 * hvd.size()), dtype=torch.float64, requires_grad=True)
+        (grad,) = torch.autograd.grad(call((x * x)[:, None]).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            grad.sum().backward()

@@ -50,11 +50,7 @@ class FitKit:
 
 
 class ElasticFit:
-    """The public ``fit`` of one kind of Keras.
-
-    Args:
-        kit: functions of this Keras.
-    """
+    """The public ``fit`` of one kind of Keras."""
 
     def __init__(self, kit: FitKit) -> None:
         self._kit = kit

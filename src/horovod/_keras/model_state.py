@@ -148,7 +148,6 @@ class ModelState(VariablesState):
             self.model.jax_state_sync()
 
     def undo(self) -> bool:
-        """See ``State``."""
         before = len(self._captured[0]) if self._captured else 0
         is_undone = super().undo()
         if not self._has_stepped and len(self._changed_early()) > before:

@@ -39,11 +39,6 @@ REMEDY = (
 class GradientReduction:
     """See the module.
 
-    Args:
-        settings: settings of the reduction.
-        backend: backend of the gradients.
-        key: returns a unique key of a variable.
-
     Attributes:
         settings: the argument.
         backend: the argument.

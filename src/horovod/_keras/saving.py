@@ -9,12 +9,7 @@ __all__ = ["make_load_model"]
 
 
 def make_load_model(load: Callable[..., Any], distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``load_model`` for one kind of Keras.
-
-    Args:
-        load: Keras' own ``load_model``.
-        distribute: makes an optimizer distributed.
-    """
+    """Return ``load_model`` for one kind of Keras."""
 
     def load_model(
         filepath: Any,

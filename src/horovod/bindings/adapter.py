@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from horovod.engine.handles import Transfer
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Adapter", "DeviceTensors", "StagedTensors", "TensorTransfer"]
 
 
-class TensorTransfer(Protocol):
+class TensorTransfer(Transfer, Protocol):
     """Moves the tensors of one operation from a device to the engine, and the results back."""
-
-    def before(self) -> None:
-        """Block until the tensors are ready; called by the thread that executes the operation."""
-
-    def after(self, outputs: Sequence[Buffer]) -> None:
-        """Take the results; called by the thread that executed the operation."""
 
     def collect(self) -> Sequence[Any]:
         """Return the results."""

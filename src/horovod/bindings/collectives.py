@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from horovod import context
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.job import JobFunctions
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Average, refuse_adasum, resolve_op
@@ -48,70 +49,38 @@ def _allreduce(
     return call(Kind.ALLREDUCE, name, id_of(process_set), how, prescale_factor, postscale_factor)
 
 
+@explained_like(
+    _allreduce,
+    tensor="same shape and dtype on every rank; if the rows do not divide evenly, the first ranks get one more.",
+    op="Average (the default), Sum, Min, Max or Product.",
+)
 def _reducescatter(
     tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call:  # fmt: skip
-    """Combine a tensor over all ranks and return this rank's rows of the result.
-
-    Args:
-        tensor: same shape and dtype on every rank; if the rows do not divide evenly, the first ranks get one more.
-        name: key of the match; ``None`` matches in the order of the calls.
-        op: Average (the default), Sum, Min, Max or Product.
-        process_set: ranks that take part; this rank must be one of them.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        ValueError: an argument of this rank is invalid.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
-    """
+    """Combine a tensor over all ranks and return this rank's rows of the result."""
     how = refuse_adasum(resolve_op(op, None))
     return call(Kind.REDUCESCATTER, name, id_of(process_set), how, prescale_factor, postscale_factor)
 
 
+@explained_like(_allreduce, tensor="at least one dimension; the first may differ between ranks and may be 0.")
 def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Call:
     """Concatenate every rank's tensor along the first dimension, in rank order.
-
-    Args:
-        tensor: at least one dimension; the first may differ between ranks and may be 0.
-        name: key of the match; ``None`` matches in the order of the calls.
-        process_set: ranks that take part; this rank must be one of them.
 
     Raises:
         MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value.
         PeerLostError: a rank died.
         ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     return call(Kind.ALLGATHER, name, id_of(process_set))
 
 
+@explained_like(_allreduce, root_rank="the rank whose values are returned; a global rank also within a process set.")
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Call:
-    """Return the root's tensor.
-
-    Args:
-        tensor: same shape and dtype on every rank; is not changed.
-        root_rank: the rank whose values are returned; a global rank also within a process set.
-        name: key of the match; ``None`` matches in the order of the calls.
-        process_set: ranks that take part; this rank must be one of them.
-
-    Raises:
-        MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        ValueError: an argument of this rank is invalid.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
-    """
+    """Return the root's tensor."""
     return call(Kind.BROADCAST, name, id_of(process_set), root=check_root(root_rank))
 
 
@@ -128,11 +97,7 @@ def check_root(root_rank: Any) -> int:
 
 
 class Collectives(Submission, JobFunctions):
-    """The collectives of one framework.
-
-    Args:
-        adapter: the framework.
-    """
+    """The collectives of one framework."""
 
     allreduce = synchronous(_allreduce)
     allreduce_ = synchronous(_allreduce, in_place=True)

@@ -45,9 +45,6 @@ def world_of(comm: Any) -> World:
 
     Rank 0 draws the job's name and key at random and sends them over MPI.
 
-    Args:
-        comm: an intracommunicator of mpi4py.
-
     Raises:
         ValueError: another kind of communicator, or one without this process.
 

@@ -232,12 +232,7 @@ class BucketCompressor:
 
 
 def check_compression(compression: Any, buckets: bool = False) -> None:
-    """Raise RequestError unless ``compression`` is a compressor.
-
-    Args:
-        compression: the user's argument.
-        buckets: whether a ``BucketCompressor`` is allowed.
-    """
+    """Raise RequestError unless ``compression`` is a compressor."""
     if isinstance(compression, type) and issubclass(compression, BucketCompressor):
         name = compression.__name__
         raise wrong_argument(f"compression is the class {name}, which keeps a state; pass an object: {name}()")

@@ -33,9 +33,6 @@ def _original(error: BaseException) -> BaseException | None:
 def typed(kinds: tuple[type[BaseException], ...]) -> Iterator[None]:
     """Raise the original error of a collective if a framework converted it into its own error.
 
-    Args:
-        kinds: error types of the framework.
-
     Raises:
         HorovodInternalError: a collective failed; the framework's error is its ``__cause__``.
         KeyboardInterrupt: the user interrupted the collective.

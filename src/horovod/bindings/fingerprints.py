@@ -29,11 +29,7 @@ _compared: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary(
 
 
 def fingerprint(array: Any) -> int:
-    """Return a number that depends only on the bits of an array's first values.
-
-    Args:
-        array: numpy array of any dtype.
-    """
+    """Return a number that depends only on the bits of an array's first values."""
     first = np.ascontiguousarray(array.reshape(-1)[:_LOOK_AT])
     width = first.dtype.itemsize
     bits = first.view(_INTEGERS[width]) if width in _INTEGERS else first.view(np.uint64)
@@ -85,11 +81,7 @@ def compare_once(
 
 
 def digest(arrays: Iterable[Any]) -> str:
-    """Return a hash of arrays' bits, in little more time than reading them takes.
-
-    Args:
-        arrays: numpy arrays of any dtype.
-    """
+    """Return a hash of arrays' bits, in little more time than reading them takes."""
     whole = hashlib.blake2b(digest_size=16)
     for array in arrays:
         words = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

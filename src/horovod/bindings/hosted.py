@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from horovod import context
-from horovod.config import MEETING, RANK_VARIABLES, SECRET_KEY
+from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import LaunchError
 from horovod.rendezvous.client import JobStore
 
-__all__ = ["call_guarded", "call_hosted", "hosted_rank", "refuse_second_run"]
+__all__ = ["call_guarded", "call_hosted", "hosted_rank", "leave_job", "refuse_second_run"]
 
 
 def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
@@ -62,16 +62,20 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = text
 
 
+async def leave_job(job_id: str) -> None:
+    """Make the rank in this process leave a job, so that its next collective raises an error; from any thread.
+
+    Args:
+        job_id: HOROVOD_JOB_ID of the job; a rank of another job stays in it.
+    """
+    if os.environ.get(JOB_ID) == job_id:
+        context.shutdown()
+
+
 def call_hosted(
     variables: Mapping[str, str], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Call a function as a rank, and return its result; see ``call_guarded``.
-
-    Args:
-        variables: the rank's environment variables from ``launch.workers``.
-        func: the function to call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
 
     Raises:
         LaunchError: this process is a rank of another job, or the function called ``sys.exit`` with an error.
@@ -83,11 +87,6 @@ def call_hosted(
 
 def call_guarded(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function and return its result; do not let it end this process.
-
-    Args:
-        func: the function to call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
 
     Returns:
         Its result; None if it called ``sys.exit(0)``, as a rank does that leaves an elastic job.

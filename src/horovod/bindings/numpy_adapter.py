@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod.bindings.adapter import Adapter
 from horovod.transports.kernels_numpy import numpy_dtype
 
 __all__ = ["ImmutableAdapter", "NumpyAdapter", "aligned"]
@@ -26,7 +27,7 @@ def aligned(shape: tuple[int, ...], dtype: str) -> Array:
     return array
 
 
-class NumpyAdapter:
+class NumpyAdapter(Adapter):
     """See ``Adapter``."""
 
     name = "numpy"
@@ -34,7 +35,6 @@ class NumpyAdapter:
     writable = True
 
     def buffer(self, tensor: Any) -> Array | None:
-        """Return the array itself if it is C-contiguous."""
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"expected a numpy array, received {type(tensor).__name__}; use numpy.asarray()")
         return tensor if tensor.flags.c_contiguous else None
@@ -50,15 +50,12 @@ class NumpyAdapter:
         return buffer
 
     def wrap(self, buffer: Array) -> Any:
-        """Return the buffer, which is an array."""
         return buffer
 
     def address(self, buffer: Array) -> int:
-        """Return the address of an array's first byte."""
         return buffer.ctypes.data
 
     def device(self, tensor: Array) -> str:
-        """Return ``cpu``."""
         return "cpu"
 
     def stage(self, tensors: Sequence[Array], targets: Sequence[Array] | None) -> Any:
@@ -70,19 +67,15 @@ class NumpyAdapter:
         raise NotImplementedError
 
     def contiguous(self, tensor: Array) -> Array:
-        """Return a contiguous copy."""
         return np.array(tensor, order="C", copy=True)
 
     def write_back(self, tensor: Array, buffer: Array) -> None:
-        """Copy ``buffer`` over ``tensor``."""
         np.copyto(tensor, buffer)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
-        """Return an uninitialised array."""
         return np.empty(shape, dtype=numpy_dtype(dtype))
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return an array over a buffer."""
         array: Array = np.ndarray(shape, dtype=numpy_dtype(dtype), buffer=memory)
         return array
 
@@ -91,14 +84,12 @@ class NumpyAdapter:
         return str((numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name)
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return splits as integers."""
         array = np.asarray(splits)
         if (array.size and array.dtype.kind not in "iu") or array.ndim != 1:
             raise ValueError(f"splits must be a one-dimensional sequence of integers, received {splits!r}")
         return tuple(int(split) for split in array)
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> Array:
-        """Return received splits as an int32 array."""
         return np.array(splits, dtype=np.int32)
 
 
@@ -119,7 +110,6 @@ class ImmutableAdapter(NumpyAdapter):
         raise NotImplementedError
 
     def contiguous(self, tensor: Any) -> Array:
-        """Return a contiguous copy; called when ``buffer`` returned None."""
         return np.array(tensor, order="C", copy=True)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:

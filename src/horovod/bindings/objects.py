@@ -25,12 +25,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Unpicklable:
-    """Replaces an object that cannot be pickled, so that no rank waits for it.
-
-    Args:
-        rank: rank of the sender.
-        error: error of the pickling.
-    """
+    """Replaces an object that cannot be pickled, so that no rank waits for it."""
 
     def __init__(self, rank: int, error: Exception) -> None:
         self.text = f"rank {rank} cannot pickle its object: {type(error).__name__}: {error}"

@@ -49,11 +49,7 @@ class _Open(msgspec.Struct):
 
 
 class Submission:
-    """Pending operations of one framework, and tensors in the arena.
-
-    Args:
-        adapter: the framework.
-    """
+    """Pending operations of one framework, and tensors in the arena."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter

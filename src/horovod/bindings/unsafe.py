@@ -15,11 +15,6 @@ def as_if_called_from(file: str, line: int, function: str) -> Callable[[Callable
     """Return ``fn(function)``, which calls ``function`` from a frame with the given file, line and name.
 
     If code objects cannot be changed, the frame is one of this module, and errors name its line.
-
-    Args:
-        file: path of the file.
-        line: line number.
-        function: name of the calling function.
     """
     try:
         code = _call.__code__.replace(co_filename=file, co_firstlineno=line, co_name=function)

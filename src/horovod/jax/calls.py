@@ -127,10 +127,6 @@ class Started(NamedTuple):
 def start_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> Started:
     """Start a call eagerly.
 
-    Args:
-        call: description of the collective.
-        arrays: JAX arrays.
-
     Raises:
         HorovodInternalError: an argument is invalid, or the comparison of parameters failed.
     """
@@ -209,11 +205,7 @@ def numbered(name: str | None, count: int) -> list[str | None]:
 
 
 class _Into:
-    """Allocator that lets the engine write results only to XLA's memory; so it has no ``over``.
-
-    Args:
-        outputs: arrays over XLA's memory.
-    """
+    """Allocator that lets the engine write results only to XLA's memory; so it has no ``over``."""
 
     kernels = NumpyAdapter.kernels
     address = NumpyAdapter.address

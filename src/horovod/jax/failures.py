@@ -19,9 +19,6 @@ def let_go(memory: Sequence[Any]) -> None:
     """Detach operations in flight from XLA's memory, which XLA frees when its call fails.
 
     Operations that failed on all ranks have ended. Those interrupted by Ctrl-C continue on copies, for other ranks.
-
-    Args:
-        memory: numpy arrays over XLA's memory.
     """
 
     def act() -> None:

@@ -53,10 +53,6 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
 def carry_out(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
     """Run a call now, or make it part of the program that JAX traces.
 
-    Args:
-        call: description of the collective.
-        arrays: JAX arrays or tracers.
-
     Returns:
         One result for each array.
 
@@ -93,11 +89,6 @@ def _rows_of_all(call: CollectiveCall, arrays: Sequence[Any]) -> tuple[tuple[int
 def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
     """Run an alltoall with splits, or make it part of what JAX differentiates.
 
-    Args:
-        call: description of the collective.
-        arrays: JAX arrays or tracers.
-        splits: rows for each member.
-
     Returns:
         One result for each array, and the number of rows from each member.
     """
@@ -133,10 +124,6 @@ def with_splits(call: CollectiveCall, splits: Any) -> CollectiveCall:
 
 def refuse_in_programs(verb: str, instead: str) -> None:
     """Refuse a function inside a program, where it would run only once, during tracing.
-
-    Args:
-        verb: name of the called function.
-        instead: the remedy, for the error.
 
     Raises:
         RequestError: JAX is compiling the calling function.

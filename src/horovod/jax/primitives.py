@@ -35,10 +35,6 @@ collective_p.multiple_results = True
 def collective(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
     """Run a call, or make it part of the program that JAX traces.
 
-    Args:
-        call: description of the collective.
-        arrays: JAX arrays or tracers.
-
     Returns:
         One result for each array.
     """

@@ -107,9 +107,6 @@ class Leaves:
 class _Rewrap:
     """Converts integers back to random keys.
 
-    Args:
-        keys: the original keys.
-
     Attributes:
         is_single: whether ``keys`` was one key without dimensions.
     """

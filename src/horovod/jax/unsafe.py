@@ -75,9 +75,6 @@ def results_before(block: Any, since: Any, module: Any) -> list[Any]:
         block: block of the program under construction.
         since: the operation after which to search; None for the whole block.
         module: the program.
-
-    Returns:
-        MLIR values.
     """
     holding = _functions_with(module)
     found: list[Any] = []

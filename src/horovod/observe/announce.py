@@ -21,17 +21,11 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def started(config: Config, job: str, link: Link) -> None:
-    """Log the ranks, their hosts and the settings: rank 0 for all, each rank for itself.
-
-    Args:
-        config: the settings.
-        job: name of the job.
-        link: this rank's connections.
-    """
+    """Log the ranks, their hosts and the settings: rank 0 for all, each rank for itself."""
     generation = link.generation
     if generation.size == 1:
         return
-    if link.rank == generation.home:
+    if link.rank == 0:
         who = "; ".join(generation.describe(rank) for rank in range(generation.size))
         logger.info(
             f"job {job}: {generation.size} ranks over {link.transport.name}: {who}\n"

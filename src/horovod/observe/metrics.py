@@ -27,13 +27,6 @@ _MOST, _SECONDS, _LOOK_S = 8, 10.0, 0.2
 class MetricsExport:
     """Exports metrics according to the settings, from now until ``close``.
 
-    Args:
-        config: the settings.
-        rank: rank of this process.
-        local_rank: local rank of this process.
-        size: number of ranks.
-        text: returns an exposition of the metrics.
-
     Raises:
         InitError: the file cannot be written, or the port is taken.
     """

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod.config import Config
 from horovod.core.requests import Request
-from horovod.core.stall import Waiting
 from horovod.engine.board import Query
-from horovod.engine.handles import Handle
-from horovod.engine.ports import Subject
+from horovod.engine.ports import Observer, Subject
 from horovod.engine.times import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError, InitError
 from horovod.logs import logger
@@ -39,12 +36,8 @@ __all__ = ["JobObserver"]
 _FRESH_NS = 1_000_000_000
 
 
-class JobObserver:
+class JobObserver(Observer):
     """See the module, and ``horovod.engine.ports.Observer``.
-
-    Args:
-        config: the settings.
-        job: name of the job.
 
     Attributes:
         tracer: makes the timeline.
@@ -61,38 +54,19 @@ class JobObserver:
         self._metrics: MetricsExport | None = None
 
     def begin(self, subject: Subject) -> None:
-        """Take the engine to observe."""
         link, config = subject.link, self._config
         generation, board, peers = link.generation, link.board, link.peers
-        rank, size = link.rank, generation.size
-        self._subject = subject
-        self._ring, self._sets, self._coordinator = subject.ring, generation.sets, link.coordinator
-        self._others = [other for other in range(size) if other != rank]
-        self._recorder = Recorder(
-            subject.ring,
-            config.flight_recorder_dir,
-            self._job,
-            rank,
-            size,
-            generation.sets,
-            self._describe,
-            lambda: subject.position,
-            self._pending,
-            generation.number,
-        )
+        self._subject, self._sets = subject, generation.sets
+        self._others = [other for other in range(generation.size) if other != link.rank]
+        self._recorder = Recorder(subject, config.flight_recorder_dir, self._job, self._describe)
         self._trigger = Trigger(self._dump_everywhere)
-        self.tracer = Tracer(
-            rank, size, subject.ring, self._members, lambda: subject.position, board,
-            lambda other: peers is not None and not peers.has_ended(other), generation.number,
-        )  # fmt: skip
+        self.tracer = Tracer(subject, self._members)
         if board is not None and peers is not None:
             self._queries = Queries(board, self._describe, self._fulfil)
-            pids = [member.pid for member in generation.members]
-            reports = StatusReports(self._queries, pids, peers.process, generation.describe)
-            self._stalls = StallWatch(config, rank, size, reports, self._recorder.after_failure)
+            reports = StatusReports(self._queries, generation, peers)
+            self._stalls = StallWatch(config, link.rank, generation.size, reports, self._recorder.after_failure)
 
     def start(self) -> None:
-        """Log the start of the job, and listen to SIGUSR1."""
         announce.started(self._config, self._job, self._subject.link)
         self._trigger.set()
 
@@ -137,42 +111,29 @@ class JobObserver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ``tick`` should be called again soon."""
         return self._stalls is not None and self._stalls.is_busy
 
     def attend(self) -> None:
-        """Answer questions of other ranks, if there are any."""
         if self._queries is not None:
             self._queries.attend()
 
     def tick(self) -> None:
-        """Look for stalls.
-
-        Raises:
-            StallError: an operation has waited for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
-        """
         self.attend()
         if self._stalls is None or not (self._stalls.is_busy or self._pace.is_due()):
             return
         with self._pace:
-            if self._coordinator is not None:
-                self._stalls.inspect(self._coordinator, self._subject.position)
+            if (coordinator := self._subject.link.coordinator) is not None:
+                self._stalls.inspect(coordinator, self._subject.position)
             else:
                 self._stalls.check_coordinator(self._subject.in_flight())
 
     def in_execution(self, rank: int, waited_s: float) -> None:
-        """Look for a stall in the middle of an operation; see ``StallWatch.check_execution``.
-
-        Raises:
-            StallError: ``rank`` did not go on for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
-        """
         self.attend()
         if self._stalls is not None:
             request, sequence = self._executing()
             self._stalls.check_execution(rank, waited_s, request, sequence)
 
     def failed(self, failure: HorovodInternalError) -> None:
-        """Write a dump with the reason why this rank fails."""
         self._recorder.after_failure(type(failure).__name__)
 
     def script_failed(self, text: str) -> None:
@@ -181,40 +142,26 @@ class JobObserver:
             self._recorder.after_failure(SCRIPT_ENDED, text.rstrip("\n"))
 
     def stop(self) -> None:
-        """Stop listening to signals, and stop the export of metrics."""
         self._trigger.unset()
         if self._metrics is not None:
             self._metrics.close()
 
     def conclude(self) -> None:
-        """Log the totals of this rank, and complete the timeline."""
         if logger.isEnabledFor(logging.DEBUG):
             announce.ended(self._subject.stats())
         self.tracer.close()
 
     def close(self) -> None:
-        """Release the board."""
         self._queries = self._stalls = None
 
     def _describe(self) -> RankStatus:
-        subject = self._subject
-        failure = str(subject.failure) if subject.failure is not None else ""
-        return current_status(self._members, self._in_flight, subject.count, subject.waits, failure)
-
-    def _in_flight(self) -> Sequence[Handle] | None:
-        try:
-            return self._subject.in_flight()
-        except RuntimeError:  # another thread submits at this moment
-            return None
+        return current_status(self._subject, self._members)
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self._sets.members(process_set) if process_set in self._sets else ()
 
-    def _pending(self) -> Iterable[Waiting]:
-        return [Waiting(*item) for item in self._coordinator.waiting()] if self._coordinator is not None else []
-
     def _executing(self) -> tuple[Request | None, int]:
-        for record in reversed(list(self._ring)):
+        for record in reversed(list(self._subject.ring)):
             if record[STARTED] and not record[ENDED]:
                 return record[REQUEST], record[SEQUENCE]
         return None, 0

@@ -15,13 +15,7 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def render(stats: Stats, labels: Mapping[str, str], size: int) -> str:
-    """Return one exposition of the metrics.
-
-    Args:
-        stats: the numbers.
-        labels: labels of every sample.
-        size: number of ranks.
-    """
+    """Return one exposition of the metrics."""
     kinds = stats.kinds.items()
     families: list[tuple[str, str, str, str, list[tuple[str, float]]]] = [
         ("horovod_operations", "counter", "", "Operations that this rank has submitted.",

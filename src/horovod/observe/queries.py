@@ -7,7 +7,7 @@ rank's main thread need not do anything. A rank that lives but does not answer h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from horovod.core.requests import Request
 from horovod.engine.board import Board, Query
 from horovod.engine.handles import Handle
+from horovod.engine.ports import Subject
 from horovod.engine.times import now
 from horovod.observe import stacks
 
@@ -106,10 +107,6 @@ class Queries:
         finally:
             self._lock.release()
 
-    def describe(self) -> RankStatus:
-        """Return the status of this rank."""
-        return self._describe()
-
     def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
         """Ask other ranks."""
         for rank in ranks:
@@ -140,38 +137,33 @@ class Queries:
         return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
 
 
-def current_status(
-    members_of: Callable[[int], tuple[int, ...]],
-    in_flight: Callable[[], Sequence[Handle] | None],
-    count: Callable[[Request], tuple[int, int]],
-    waits: Callable[[], Mapping[int, Handle]],
-    failure: str,
-) -> RankStatus:
-    """Return the status of this process.
-
-    Args:
-        members_of: returns the ranks of a process set.
-        in_flight: returns the operations that are not done; None if unknown.
-        count: returns how often an operation was submitted, and the number of all submissions.
-        waits: returns the operations that threads wait for in the engine, by thread identifier.
-        failure: why this rank takes part no more, or empty.
-    """
+def current_status(subject: Subject, members_of: Callable[[int], tuple[int, ...]]) -> RankStatus:
+    """Return the status of this process."""
+    waits, count = subject.waits, subject.count
     frame, ident = stacks.main_thread(), threading.main_thread().ident or 0
     main = waits().get(ident)
     stack = stacks.render(frame, waits=main is not None)
     while len(stack) > 1 and sum(len(line.encode(errors="backslashreplace")) for line in stack) > _STACK_BYTES:
         del stack[0]
     # Count before and after the look at waits: if a thread was woken in between, the later count lacks its operation.
-    pending = in_flight()
+    pending = _in_flight(subject)
     waiting, free = stacks.handles_waited_for(waits())
-    still = in_flight()
+    still = _in_flight(subject)
     blocked = _blocked(main, members_of, count) if main is not None else None
     others = [_blocked(handle, members_of, count) for handle in waiting.values() if handle is not main]
     if len(others) > _MOST_OTHERS:
         others, free = [], free or "more threads than can be told"
     operations = count(main.cached.request)[1] if main is not None else 0
     number = len(still) if still is not None and still == pending else -1
+    failure = str(subject.failure) if subject.failure is not None else ""
     return RankStatus(stack, blocked, failure, others, free, number, operations)
+
+
+def _in_flight(subject: Subject) -> Sequence[Handle] | None:
+    try:
+        return subject.in_flight()
+    except RuntimeError:  # another thread submits at this moment
+        return None
 
 
 def _blocked(

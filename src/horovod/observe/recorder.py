@@ -6,15 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from horovod.core.process_sets import ProcessSetTable
 from horovod.core.stall import Waiting
 from horovod.engine import signals
-from horovod.engine.times import Ring, now
+from horovod.engine.ports import Subject
+from horovod.engine.times import now
 from horovod.logs import logger
 from horovod.observe import stacks
 from horovod.observe.queries import RankStatus
@@ -30,39 +30,15 @@ class Recorder:
     """See the module.
 
     Args:
-        ring: the records.
+        subject: the engine of this rank.
         folder: HOROVOD_FLIGHT_RECORDER_DIR; empty to write only requested dumps.
         job: name of the job.
-        rank: this rank.
-        size: number of ranks.
-        sets: the process sets.
         describe: returns the status of this rank.
-        position: returns this rank's position in the log.
-        waiting: returns the operations that the coordinator waits for; none on other ranks.
-        generation: counts the times that the ranks of the job have met.
     """
 
-    def __init__(
-        self,
-        ring: Ring,
-        folder: str,
-        job: str,
-        rank: int,
-        size: int,
-        sets: ProcessSetTable,
-        describe: Callable[[], RankStatus],
-        position: Callable[[], int],
-        waiting: Callable[[], Iterable[Waiting]],
-        generation: int,
-    ) -> None:
-        self._ring = ring
-        self._folder = folder
-        self._job, self._rank, self._size = job, rank, size
-        self._sets = sets
-        self._describe = describe
-        self._position = position
-        self._waiting = waiting
-        self._generation = generation
+    def __init__(self, subject: Subject, folder: str, job: str, describe: Callable[[], RankStatus]) -> None:
+        self._subject, self._sets = subject, subject.link.generation.sets
+        self._folder, self._job, self._describe = folder, job, describe
 
     def after_failure(self, reason: str, failure: str = "") -> None:
         """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises.
@@ -86,26 +62,28 @@ class Recorder:
             return None
 
     def _dump(self, reason: str, failure: str) -> dumps.Dump:
-        status = self._describe()
+        status, link = self._describe(), self._subject.link
+        coordinator, generation = link.coordinator, link.generation
+        pending = [Waiting(*item) for item in coordinator.waiting()] if coordinator is not None else []
         return dumps.Dump(
             version=dumps.VERSION,
             job=self._job,
-            rank=self._rank,
-            size=self._size,
+            rank=link.rank,
+            size=generation.size,
             host=os.uname().nodename,
             pid=os.getpid(),
             reason=reason,
             time_s=time.time(),
             clock_ns=now(),
-            position=self._position(),
+            position=self._subject.position,
             failure=failure or status.failure,
             process_sets=self._sets.as_dict(),
             wait=_wait(status),
             stack=status.stack,
             threads=stacks.all_threads(),
-            pending=[_pending(item) for item in self._waiting()],
-            operations=[self._operation(record) for record in list(self._ring)],
-            generation=self._generation,
+            pending=[_pending(item) for item in pending],
+            operations=[self._operation(record) for record in list(self._subject.ring)],
+            generation=generation.number,
         )
 
     def _operation(self, record: list[Any]) -> dumps.Operation:

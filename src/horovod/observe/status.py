@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from horovod.core.generation import Generation
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
 from horovod.engine.board import Query
+from horovod.engine.ports import Peers
 from horovod.observe.queries import PATIENCE_S, Queries, RankStatus
 from horovod.phrases import list_ranks
 
@@ -22,25 +24,16 @@ class StatusReports:
 
     Args:
         queries: asks them.
-        pids: process ids, by rank.
-        process: returns the kernel's view of a rank's process, see ``Peers``.
-        name: returns the description of a rank.
+        generation: the members of the job.
+        peers: the other ranks, as the kernel sees their processes.
 
     Attributes:
-        name: as the argument.
+        name: returns the description of a rank.
     """
 
-    def __init__(
-        self,
-        queries: Queries,
-        pids: Sequence[int],
-        process: Callable[[int], tuple[str, float]],
-        name: Callable[[int], str],
-    ) -> None:
-        self._queries = queries
-        self._pids = pids
-        self._process = process
-        self.name = name
+    def __init__(self, queries: Queries, generation: Generation, peers: Peers) -> None:
+        self._queries, self._process = queries, peers.process
+        self._members, self.name = generation.members, generation.describe
         self._at_first: dict[int, tuple[str, float]] = {}
 
     def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
@@ -90,7 +83,7 @@ class StatusReports:
         return lines + _circle(waits, blocked)
 
     def _tell(self, rank: int, status: RankStatus | None, waits: Waiting | None) -> list[str]:
-        who, pid = self.name(rank), self._pids[rank]
+        who, pid = self.name(rank), self._members[rank].pid
         state, cpu_s = self._process(rank)
         if state in "ZX":
             return [f"{who} is dead"]

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.engine.board import EVERY_SESSION, Board, Query, TimelineSession
-from horovod.engine.times import Ring, now
+from horovod.engine.board import EVERY_SESSION, Query, TimelineSession
+from horovod.engine.ports import Subject
+from horovod.engine.times import now
 from horovod.logs import logger
 from horovod.observe.recording import Recording
 from horovod.timeline.events import Events
@@ -92,16 +93,6 @@ class _Keeper:
 class Tracer:
     """Begins, continues and ends recordings.
 
-    Args:
-        rank: this rank.
-        size: number of ranks.
-        ring: the records of this rank.
-        members: returns the ranks of a process set.
-        position: returns this rank's position in the log.
-        board: the board; None for one rank alone.
-        is_there: returns whether another rank's process lives.
-        generation: generation of the job, from 1.
-
     Attributes:
         wanted: the present recording, or the one that this rank would make as rank 0: its file and whether cycles are
             marked; None if none was begun, or its end was requested.
@@ -109,24 +100,12 @@ class Tracer:
 
     wanted: tuple[Path, bool] | None = None
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        ring: Ring,
-        members: Callable[[int], tuple[int, ...]],
-        position: Callable[[], int],
-        board: Board | None,
-        is_there: Callable[[int], bool],
-        generation: int = 1,
-    ) -> None:
-        self._rank, self._generation = rank, generation
-        self._others = [other for other in range(size) if other != rank]
-        self._ring = ring
-        self._members = members
-        self._position = position
-        self._board = board
-        self._is_there = is_there
+    def __init__(self, subject: Subject, members: Callable[[int], tuple[int, ...]]) -> None:
+        link = subject.link
+        self._subject, self._members = subject, members
+        self._rank, self._generation = link.rank, link.generation.number
+        self._others = [other for other in range(link.generation.size) if other != link.rank]
+        self._board, self._peers = link.board, link.peers
         self._lock = threading.Lock()
         self._keeper: _Keeper | None = None
         self._file: TraceFile | None = None
@@ -167,7 +146,7 @@ class Tracer:
             at_us = max(0, epoch_us - int(begun[1])) if begun is not None else 0
             since_ns -= at_us * 1000  # times count from the beginning of the file
             self._write([Events.reset(self._generation, 1 + len(self._others), at_us)])
-        session = TimelineSession(self._number + 1, mark_cycles, since_ns, self._position(), 0)
+        session = TimelineSession(self._number + 1, mark_cycles, since_ns, self._subject.position, 0)
         self._begin(session, self._write_all, lambda _, events: self._write(events))
         self._tell_others(session)
 
@@ -184,7 +163,7 @@ class Tracer:
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
-        keeper.recording.session = keeper.recording.session._replace(end=self._position() + 1)
+        keeper.recording.session = keeper.recording.session._replace(end=self._subject.position + 1)
         self._tell_others(keeper.recording.session)
         keeper.end()
         deadline = time.monotonic() + _END_S
@@ -229,7 +208,8 @@ class Tracer:
         conclude: Callable[[Recording, list[bytes]], None],
     ) -> None:
         self._number = session.number
-        recording = Recording(self._rank, self._ring, session, self._members, self._board, self._generation)
+        ring, board = self._subject.ring, self._board
+        recording = Recording(self._rank, ring, session, self._members, board, self._generation)
         self._keeper = _Keeper(recording, _AGAIN_S if self._rank else _LAST_AGAIN_S, turn, conclude)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
@@ -262,6 +242,10 @@ class Tracer:
             except OSError as error:
                 self._complain(f"the timeline {file.path} could not be completed: {error}")
 
+    def _is_there(self, rank: int) -> bool:
+        """Whether another rank's process lives."""
+        return self._peers is not None and not self._peers.has_ended(rank)
+
     def _has_told(self, rank: int) -> bool:
         board = self._board
         return board is None or board.finished_session(rank) >= self._number or not self._is_there(rank)
@@ -281,7 +265,7 @@ class Tracer:
             return True
         clock = time.monotonic()
         self._ended_s = self._ended_s or clock
-        return not recording.is_complete(self._position()) and clock < self._ended_s + _END_S / 2
+        return not recording.is_complete(self._subject.position) and clock < self._ended_s + _END_S / 2
 
     def _conclude(self, recording: Recording, events: list[bytes]) -> None:
         self._unsent += events

@@ -35,21 +35,20 @@ def _server_key(secret: bytes) -> bytes:
 
 
 def server_socket(
-    context: zmq.Context[zmq.Socket[bytes]], secret: bytes, kind: int = zmq.ROUTER, max_bytes: int = MAX_BYTES
+    context: zmq.Context[zmq.Socket[bytes]], secret: bytes, max_bytes: int = MAX_BYTES
 ) -> zmq.Socket[bytes]:
     """Return a socket to be bound, which accepts only processes with the job's secret.
 
     Args:
         context: its context; ``terminate`` ends it.
         secret: the job's secret.
-        kind: type of the socket, such as ``zmq.ROUTER``.
         max_bytes: size of the largest message that is accepted.
 
     Raises:
         ValueError: there is no secret.
     """
     key = _server_key(secret)
-    socket = _socket(context, kind, max_bytes)
+    socket = _socket(context, zmq.ROUTER, max_bytes)
     socket.curve_secretkey = key
     socket.curve_server = True
     return socket
@@ -58,7 +57,6 @@ def server_socket(
 def client_socket(
     context: zmq.Context[zmq.Socket[bytes]],
     secret: bytes,
-    kind: int = zmq.DEALER,
     max_bytes: int = MAX_BYTES,
     routing_id: bytes = b"",
 ) -> zmq.Socket[bytes]:
@@ -67,7 +65,6 @@ def client_socket(
     Args:
         context: its context.
         secret: the job's secret.
-        kind: type of the socket, such as ``zmq.DEALER``.
         max_bytes: size of the largest message that is accepted.
         routing_id: its name at a ROUTER; ZeroMQ chooses one when empty.
 
@@ -75,7 +72,7 @@ def client_socket(
         ValueError: there is no secret.
     """
     key = _server_key(secret)
-    socket = _socket(context, kind, max_bytes)
+    socket = _socket(context, zmq.DEALER, max_bytes)
     socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
     socket.curve_serverkey = zmq.curve_public(key)
     socket.immediate = True  # nothing is queued for a stranger

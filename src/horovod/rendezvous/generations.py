@@ -83,10 +83,6 @@ class Generations:
     def hear(self, sender: bytes, news: MemberNews) -> _Answers:
         """Handle a message of a process.
 
-        Args:
-            sender: address for the answer.
-            news: its message.
-
         Returns:
             Answers, each with its receiver.
         """
@@ -127,9 +123,6 @@ class Generations:
 
     def handle(self, event: Event) -> _Answers:
         """Handle one event.
-
-        Args:
-            event: the event.
 
         Returns:
             Answers, each with its receiver.

@@ -32,34 +32,19 @@ __all__ = ["ignore_signals", "main", "start_watch", "watch_host"]
 _BEAT_S, _CONNECT_S = 1.0, 60.0
 #: After so long without an answer, the service has ended or cannot be reached; then its ranks end by themselves.
 _LOST_S = 10.0
-_started: list[subprocess.Popen[bytes]] = []
 
 
 def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
     """Start watching this host.
 
-    Args:
-        secret: secret of the service.
-        places: its endpoints.
-        host: name of this host in slots.
-
     Raises:
         InitError: the program does not start.
     """
-    process = start_program(__name__, [secret.hex(), list(places), host], subprocess.DEVNULL)
-    assert process.stdin is not None
-    process.stdin.close()
-    _started.append(process)
+    start_program(__name__, [secret.hex(), list(places), host], subprocess.DEVNULL)
 
 
 def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:
-    """Watch the processes of this host until the service says that the job has ended, or is lost.
-
-    Args:
-        secret: secret of the service.
-        places: its endpoints.
-        host: name of this host in slots.
-    """
+    """Watch the processes of this host until the service says that the job has ended, or is lost."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         key = purpose_key(secret, SERVICE)

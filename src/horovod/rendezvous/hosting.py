@@ -72,7 +72,7 @@ def is_here(world: World) -> bool:
 
 def _start(secret: bytes, addresses: Sequence[str], numbers: Sequence[int]) -> list[str]:
     words = [secret.hex(), list(addresses), list(numbers), os.getpid()]
-    process = start_program(__name__, words, subprocess.PIPE, subprocess.DEVNULL)
+    process = start_program(__name__, words, subprocess.PIPE, subprocess.DEVNULL, keeps_input=True)
     if not _processes:
         atexit.register(end_services)
     _processes.append(process)

@@ -121,11 +121,6 @@ def prepare(world: World, timeout_s: float) -> World:
 def report_failure(world: World, generation: int, error: HorovodInternalError) -> None:
     """Report to the other hosts that no leader of this host will come.
 
-    Args:
-        world: this process's place in the job.
-        generation: counts the meetings of the job.
-        error: the reason.
-
     Blocks until the service knows, or three seconds.
     """
     if world.meeting.kind == "addresses" and (world.launcher == "horovodrun" or world.meeting.generation):

@@ -28,9 +28,6 @@ def too_many_files(size: int) -> str:
 def explained(size: int) -> Iterator[None]:
     """Turn a refusal by the system into an error that names the limit.
 
-    Args:
-        size: number of ranks of the job.
-
     Raises:
         InitError: in place of an OSError.
     """

@@ -101,9 +101,6 @@ class Meetings:
     def leave(self, leave: GiveUp) -> _Answers:
         """Handle a leader that gives up; the leaders that wait for it give up, too.
 
-        Args:
-            leave: its message.
-
         Returns:
             Answers, each with its receiver.
         """
@@ -138,10 +135,6 @@ class Meetings:
 
     def other_version(self, sender: bytes, version: str) -> _Answers:
         """Handle a leader with another version of this package: there will be no job.
-
-        Args:
-            sender: address for the answer.
-            version: its version.
 
         Returns:
             Answers, each with its receiver.

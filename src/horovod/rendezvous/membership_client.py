@@ -76,6 +76,7 @@ class MembershipClient:
         home: str = "horovodrun",
     ) -> None:
         self._on_loss, self._home = on_loss, home
+        self._where = f"the job service at {', '.join(places)}"
         self._news = MemberNews(*slot, _own_identity()[1], os.getpid())
         self.status = MemberStatus(0, 0, 0, False)
         self._place: MemberPlace | None = None
@@ -142,9 +143,6 @@ class MembershipClient:
     def check(self, place: MemberPlace) -> None:
         """Raise an error when a place is not valid any more.
 
-        Args:
-            place: the place of this process.
-
         Raises:
             Superseded: wait for another place.
             InitError: the job is over, or the service is lost.
@@ -164,9 +162,6 @@ class MembershipClient:
 
     def joined(self, place: MemberPlace) -> None:
         """Report that this process has met the other members, and wait for all of them.
-
-        Args:
-            place: its present place.
 
         Raises:
             Superseded: the generation will not begin.
@@ -258,7 +253,7 @@ class MembershipClient:
         # Count heartbeats, not seconds: while this thread does not run, the service is not silent.
         self._unanswered += 1
         if self._unanswered > _BEATS and not self._failure:
-            self._fail(f"the job service has not answered for {_BEATS * _BEAT_S:g} s; has {self._home} ended?")
+            self._fail(f"{self._where} has not answered for {_BEATS * _BEAT_S:g} s; has {self._home} ended?")
 
     def _fail(self, why: str) -> None:
         with self._changed:

@@ -110,13 +110,11 @@ class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         hellos: all greetings, by rank.
-        error: why there is no job; empty when there is one.
-        lost: the rank whose death is the reason, else -1.
+        verdict: whether there is a job.
     """
 
     hellos: list[Greeting]
-    error: str = ""
-    lost: int = -1
+    verdict: Verdict
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):

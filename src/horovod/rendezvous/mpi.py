@@ -65,10 +65,6 @@ class _Introduction:
     """Exchanges the cards of all ranks, in its own thread: MPI's operations on all ranks have no time limit.
 
     The exchange goes on when no thread waits for it any more; a later ``init()`` waits for it again.
-
-    Args:
-        card: entry of this rank.
-        communicator: makes a communicator of all ranks.
     """
 
     def __init__(self, card: _Card, communicator: Callable[[], Any]) -> None:
@@ -155,10 +151,9 @@ def introduce(world: World, timeout_s: float) -> World:
 
 def limit_end() -> None:
     """Make this process, which has failed, end soon: at its end, MPI waits for ranks that may never come."""
-    if "mpi4py.MPI" not in sys.modules:
+    MPI = sys.modules.get("mpi4py.MPI")  # noqa: N806 - as everybody calls it; None as well where no MPI library was found
+    if MPI is None:
         return
-    from mpi4py import MPI
-
     if MPI.Is_initialized() and not MPI.Is_finalized() and threading.current_thread() is threading.main_thread():
         # No Python code can run any more when MPI ends.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -173,7 +168,8 @@ def _members(world: World, timeout_s: float) -> tuple[int, ...] | None:
         if not world.is_spread:
             return None
         ours = f"{world.size} ranks, {world.local_size} of them on this host, were started by {world.launcher}"
-        if isinstance(error, ImportError):
+        has_library = sys.modules.get("mpi4py.MPI", ...) is not None  # see horovod.lightning
+        if isinstance(error, ImportError) and has_library:
             raise InitError(f"{ours}: to find each other they need mpi4py; pip install mpi4py ({error})") from error
         raise InitError(
             f"{ours}: to find each other they need mpi4py, which finds no MPI library; add the folder of libmpi.so to "

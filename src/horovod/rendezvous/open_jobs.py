@@ -34,7 +34,6 @@ LAUNCHERS_OF_OPEN_JOBS = ("slurm", "torchrun")
 _SERVICE = "horovod.launch.elastic_service"
 #: Above the ranks of any launcher, so that the number of a process that joins later is free.
 _JOINED = 1 << 20
-_started: list[subprocess.Popen[bytes]] = []
 
 
 def enter(world: World, settings: Config) -> tuple[World, tuple[str, int]]:
@@ -84,9 +83,7 @@ def _start_service(world: World, secret: bytes, policy: Policy, is_vouched: bool
     offer = [world.meeting.run, world.key.hex(), own_addresses()] if is_vouched else []
     words = [secret.hex(), addresses, ports(world), world.hostname, dataclasses.asdict(policy), offer]
     process = start_program(_SERVICE, words, subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.close()
-    _started.append(process)
+    assert process.stdout is not None
     error = await_answer(process)
     process.stdout.close()
     if error:

@@ -110,7 +110,7 @@ def _take_part(connection: socket.socket, world: World, nonce: bytes, deadline: 
         if not hmac.compare_digest(digest, sign(world.key, b"host", nonce, body)):
             raise InitError("the answer of rank 0 is not signed with the job's key")
         answer = msgspec.msgpack.decode(body, type=MeetingResult)
-        Verdict(answer.error, answer.lost).enforce()
+        answer.verdict.enforce()
         own = Verdict()
         with _named(gone, timeout_s):
             try:

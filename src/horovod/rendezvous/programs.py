@@ -14,10 +14,13 @@ from horovod.errors import InitError
 __all__ = ["await_answer", "start_program"]
 
 _START_S = 60.0
+_started: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of a Popen that is dropped while it runs
 
 
-def start_program(module: str, words: object, stdout: int, stderr: int | None = None) -> subprocess.Popen[bytes]:
-    """Start a program; its standard input begins with a line of JSON, and stays open.
+def start_program(
+    module: str, words: object, stdout: int, stderr: int | None = None, *, keeps_input: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a program whose standard input is a line of JSON.
 
     Signals to the ranks' process group, such as Ctrl-C, do not reach it.
 
@@ -26,6 +29,7 @@ def start_program(module: str, words: object, stdout: int, stderr: int | None = 
         words: object to be written as JSON.
         stdout: its standard output, as ``subprocess`` takes it.
         stderr: its standard error, as ``subprocess`` takes it.
+        keeps_input: whether its standard input stays open after this line.
 
     Raises:
         InitError: the program does not start.
@@ -39,7 +43,11 @@ def start_program(module: str, words: object, stdout: int, stderr: int | None = 
         raise InitError(f"{module} cannot be started: {error}") from error
     assert process.stdin is not None
     process.stdin.write(json.dumps(words).encode() + b"\n")
-    process.stdin.flush()
+    if keeps_input:
+        process.stdin.flush()
+    else:
+        process.stdin.close()
+    _started.append(process)
     return process
 
 

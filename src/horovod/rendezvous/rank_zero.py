@@ -252,7 +252,7 @@ class RankZero:
         arena_fds = [self._arena_fd, *(guest.arena_fd for guest in ranks)]
         pid_fds = [self._pid_fd, *(guest.pid_fd for guest in ranks)]
         deadline = max(self._deadline, time.monotonic() + (_LINGER_S if verdict.error else _CONFIRM_S))
-        answer = MeetingResult([] if verdict.error else hellos, verdict.error, verdict.lost)
+        answer = MeetingResult([] if verdict.error else hellos, verdict)
         body = msgspec.msgpack.encode(answer)
         fds = [] if verdict.error else [self._control_fd, *arena_fds, *pid_fds]
         for guest in self._guests.values():

@@ -19,7 +19,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,13 +53,12 @@ class Offer(msgspec.Struct, frozen=True):
     places: list[str]
 
 
-def vouch(world: World, timeout_s: float, check: Callable[[], None] = lambda: None) -> World:
+def vouch(world: World, timeout_s: float) -> World:
     """Return the world with a key that all ranks share, and with rank 0's addresses if the launcher names no host.
 
     Args:
         world: this process's place in the job, without a key.
         timeout_s: seconds to wait for rank 0.
-        check: called ten times a second; raises the error that ends the wait.
 
     Raises:
         InitError: rank 0 has offered no key that this process could read.
@@ -76,7 +75,7 @@ def vouch(world: World, timeout_s: float, check: Callable[[], None] = lambda: No
         if world.rank == 0:
             _found[run] = _give(world, munge, timeout_s)
         else:
-            _found[run] = _take(world, munge, Patience(timeout_s, check), lack)
+            _found[run] = _take(world, munge, Patience(timeout_s), lack)
     offer = _found[run]
     places = world.meeting.places or tuple(offer.places)
     return replace(world, key=offer.key, meeting=replace(world.meeting, kind="hosts", places=places, has_key=True))

@@ -71,10 +71,6 @@ class Patience:
     def poll(self, socket: zmq.Socket[bytes], events: int = _READABLE) -> bool:
         """Wait for a moment, or until a socket is ready.
 
-        Args:
-            socket: a socket.
-            events: events to wait for.
-
         Returns:
             Whether the socket is ready, or time is left.
         """

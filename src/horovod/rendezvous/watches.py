@@ -24,9 +24,6 @@ _NO_WORD = "was killed by a signal, or has crashed"
 class Watches:
     """The watches of one job, without a thread or a clock.
 
-    Args:
-        generations: the generations, which know the processes.
-
     Attributes:
         is_over: whether the watches may end.
     """
@@ -40,10 +37,6 @@ class Watches:
 
     def hear(self, sender: bytes, news: WatchNews) -> _Answers:
         """Handle a message of a watch.
-
-        Args:
-            sender: address for the answer.
-            news: its message.
 
         Returns:
             Answers, each with its receiver.

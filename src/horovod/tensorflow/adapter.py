@@ -63,7 +63,6 @@ class TensorFlowAdapter(ImmutableAdapter):
         return str(tf.as_dtype(tf.float32 if dtype is None else dtype).name)
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return splits as integers."""
         return super().splits(np.asarray(splits))
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod.bindings import objects
 from horovod.bindings.agreement import agree_on_count
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import collectives
 from horovod.tensorflow.collectives import speaks_tensorflow
@@ -23,6 +24,8 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
 ]
+
+_SESSION = "accepted and ignored."
 
 
 @speaks_tensorflow
@@ -124,6 +127,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
 
 @speaks_tensorflow
+@explained_like(objects.broadcast_object, session=_SESSION)
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -135,21 +139,8 @@ def broadcast_object(
 
     Collective over ``process_set``.
 
-    Args:
-        obj: any object that cloudpickle can pickle, also lambdas and local classes; read on the root only.
-        root_rank: global rank of the sender.
-        session: accepted and ignored.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part.
-
     Returns:
         ``obj`` itself on the root, a copy elsewhere.
-
-    Raises:
-        MismatchError: ranks named different roots.
-        PeerLostError: a rank died.
-
-    Blocks until the object has arrived.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -169,6 +160,7 @@ def broadcast_object_fn(
 
 
 @speaks_tensorflow
+@explained_like(objects.allgather_object, session=_SESSION)
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -176,18 +168,7 @@ def allgather_object(
 
     Collective over ``process_set``.
 
-    Args:
-        obj: any object that cloudpickle can pickle; its size may differ between ranks.
-        session: accepted and ignored.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part.
-
     Returns:
         The objects in the order of the members' ranks, without those of ranks that joined.
-
-    Raises:
-        PeerLostError: a rank died.
-
-    Blocks until all ranks called.
     """
     return objects.allgather_object(obj, name, process_set)

@@ -155,16 +155,7 @@ class LocalGradientAggregationHelperEager:
 class LocalGradientAggregationHelper(LocalGradientAggregationHelperEager):
     """``LocalGradientAggregationHelperEager`` with the arguments of Horovod's helper for graphs.
 
-    Args:
-        backward_passes_per_step: number of passes per step.
-        allreduce_func: ``fn(gradients, variables)``, which reduces gradients over all ranks.
-        sparse_as_dense: whether IndexedSlices become dense; sparse ones cannot be accumulated.
-        average_aggregated_gradients: whether to divide the sums by the number of passes.
-        rank: accepted and ignored.
-        optimizer_type: accepted and ignored.
-        process_set: ranks that take part.
-        scale_local_gradients: whether to divide the gradients of local variables by the number of ranks.
-        name: accepted and ignored.
+    ``rank``, ``optimizer_type`` and ``name`` are accepted and ignored.
     """
 
     OPTIMIZER_TYPE_KERAS = "optimizer_type_keras"

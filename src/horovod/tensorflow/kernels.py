@@ -58,10 +58,6 @@ _WAIT_S, _WAIT_NBYTES = 0.001, 1 << 20
 def answer(op_type: str, process_set: int) -> int:
     """Return the result of a query.
 
-    Args:
-        op_type: one of ``QUERIES``.
-        process_set: id of the process set.
-
     Raises:
         NotInitializedError: ``init()`` was not called.
         RequestError: the process set does not exist.
@@ -92,13 +88,7 @@ def over(address: int | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> A
 
 
 class _Node:
-    """A node of a graph, ready to run.
-
-    Args:
-        op_type: Horovod's name of the operation.
-        request: the settings.
-        count: number of inputs.
-    """
+    """A node of a graph, ready to run."""
 
     def __init__(self, op_type: str, request: GraphRequest, count: int) -> None:
         self.op_type, self.request, self.count = op_type, request, count
@@ -150,13 +140,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Run:
-    """One execution of a node; also the allocator of its results.
-
-    Args:
-        node: the node.
-        context_: TensorFlow's context of the execution.
-        done: address of TensorFlow's callback.
-    """
+    """One execution of a node; also the allocator of its results."""
 
     kernels = "numpy"
     writable = True

@@ -53,9 +53,6 @@ def token(key: str) -> Any:
     also in the derivative of a function, because TensorFlow could not call a derivative with a token inside a branch;
     there all nodes run in program order.
 
-    Args:
-        key: name of the match.
-
     Returns:
         The handle of a variable, as an input for a node of this graph.
     """

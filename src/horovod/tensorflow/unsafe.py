@@ -50,9 +50,6 @@ class Callback:
 
     The callback is a ``std::function`` on TensorFlow's stack, which is destroyed when the kernel returns. If its layout
     is that of libstdc++, we move it like its move constructor. Otherwise the kernel must not return before the call.
-
-    Args:
-        done: address of the callback.
     """
 
     __slots__ = ("_address", "_called", "_own")

@@ -84,11 +84,6 @@ def is_compiling() -> bool:
 def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> list[Any]:
     """Add a collective to an XLA program; differentiable.
 
-    Args:
-        op_type: Horovod's name of the operation.
-        tensors: inputs with known shapes.
-        request: settings of the collective.
-
     Raises:
         NotImplementedError: the operation cannot be compiled, or this TensorFlow lacks the XLA functions.
     """

@@ -237,9 +237,6 @@ def _private_name() -> str:
 def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
     """Read the dumps of the last job that wrote into a folder.
 
-    Args:
-        folder: folder of the dumps.
-
     Returns:
         The dumps by generation and rank, and a sentence for each file that was left out.
     """

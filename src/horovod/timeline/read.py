@@ -57,14 +57,12 @@ class RankTrace:
     """The operations of one rank.
 
     Attributes:
-        title: its name in the trace.
         ops: its operations, in the order of submission.
         waits: when its threads waited.
         executions: when its engine executed operations.
         resets: when the members of the job changed; equal for all ranks.
     """
 
-    title: str = ""
     ops: list[Op] = field(default_factory=list)
     waits: list[Span] = field(default_factory=list)
     executions: list[Span] = field(default_factory=list)
@@ -111,10 +109,8 @@ def read(path: Path) -> dict[int, RankTrace]:
     for event in events:
         if event.pid < 1:
             continue
-        trace = ranks.setdefault(_rank(event), RankTrace())
-        if event.name == "process_name":
-            trace.title = event.text("name")
-        elif event.name == "thread_name":
+        ranks.setdefault(_rank(event), RankTrace())
+        if event.name == "thread_name":
             rows[event.tid] = event.text("name")
     if not ranks:
         raise ValueError(f"{path} is no timeline of khorovod: no rank has told anything in it")

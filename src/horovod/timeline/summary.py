@@ -113,11 +113,7 @@ class Summary:
 
 
 def summarise(ranks: Mapping[int, RankTrace]) -> Summary:
-    """Compute the summary of a trace.
-
-    Args:
-        ranks: result of ``read``.
-    """
+    """Compute the summary of a trace."""
     anchor = _anchor(next(iter(ranks.values())).ops)
     steps = [step for rank, trace in sorted(ranks.items()) for step in _steps(rank, trace, anchor)]
     last, delay_us, known = _stragglers(ranks)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.adapter import Adapter
 from horovod.torch.inference import ordinary
 from horovod.torch.staging import CudaTensors, StagedCudaTensors
 from horovod.transports.kernels_torch import DTYPES
@@ -17,13 +18,13 @@ __all__ = ["TorchAdapter"]
 _STRIDED = torch.strided
 
 
-class TorchAdapter:
+class TorchAdapter(Adapter):
     """See ``Adapter``."""
 
     name = "torch"
     kernels = "torch"
     writable = True
-    address = staticmethod(torch.Tensor.data_ptr)
+    address = staticmethod(torch.Tensor.data_ptr)  # type: ignore[assignment]
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
         """Return the tensor without gradient history if it is contiguous, on the host, and not lazily conj or neg."""
@@ -54,22 +55,18 @@ class TorchAdapter:
 
     @staticmethod
     def wrap(buffer: torch.Tensor) -> torch.Tensor:
-        """Return the buffer, which is a tensor."""
         return buffer
 
     def device(self, tensor: torch.Tensor) -> str:
-        """Return ``cpu``, or the device's name."""
         # ``buffer`` refuses an argument that is no tensor.
         return "cpu" if getattr(tensor, "is_cpu", True) else str(tensor.device)
 
     def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> StagedCudaTensors:
-        """Start to copy tensors from a CUDA device to the host."""
         if not tensors[0].is_cuda:
             raise ValueError(f"tensors on {tensors[0].device} are not supported; move them to the CPU or to CUDA")
         return StagedCudaTensors(tensors, targets)
 
     def passed(self, tensors: Sequence[torch.Tensor]) -> CudaTensors:
-        """Start to pass CUDA tensors on without leaving their device."""
         return CudaTensors([_alias(t) if _is_plain(t) else self.contiguous(t) for t in tensors])
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -78,18 +75,15 @@ class TorchAdapter:
             return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def write_back(self, tensor: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Copy ``buffer`` over ``tensor``."""
         ordinary(tensor).copy_(buffer)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> torch.Tensor:
-        """Return an uninitialised tensor on the device of ``like``."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.empty(shape, dtype, like)
         return torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Return a tensor over a buffer."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.over(memory, shape, dtype)
@@ -98,13 +92,11 @@ class TorchAdapter:
         return tensor if len(shape) == 1 else tensor.resize_(shape)
 
     def dtype_name(self, dtype: Any) -> str:
-        """Return the canonical name of a dtype; torch's default dtype for None."""
         if dtype is None:
             dtype = torch.get_default_dtype()
         return str(dtype).rpartition(".")[2]
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        """Return splits as integers."""
         allowed = (torch.int32,) if isinstance(splits, torch.Tensor) else (torch.int32, torch.int64)
         tensor = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
         if (tensor.numel() and tensor.dtype not in allowed) or tensor.dim() != 1:
@@ -115,7 +107,6 @@ class TorchAdapter:
         return tuple(tensor.tolist())
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> torch.Tensor:
-        """Return received splits as an int32 tensor."""
         return torch.tensor(splits, dtype=torch.int32, device="cpu")
 
 

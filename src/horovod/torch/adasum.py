@@ -11,37 +11,18 @@ import torch
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.names import ADASUM
-from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
-from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import ReduceOp
-from horovod.torch.parameters import Named, trained
+from horovod.torch.parameters import Named, WrappedOptimizer, trained
 from horovod.torch.runtime import comm
 
 __all__ = ["AdasumMethods"]
 
 
-class AdasumMethods:
+class AdasumMethods(WrappedOptimizer):
     """Methods of an Adasum optimizer, which override those of the wrapped optimizer's class.
 
     Every rank steps with its own gradients; the parameters then move by the Adasum of these steps.
     """
-
-    param_groups: list[dict[str, Any]]
-    backward_passes_per_step: int
-    op: ReduceOp
-    process_set: ProcessSet
-    _groups: list[list[torch.Tensor]] | None
-    _parameter_names: dict[torch.Tensor, str]
-    _settings: ReduceSettings | None = None
-
-    def _set_up(
-        self, settings: ReduceSettings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None
-    ) -> None:
-        self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
-        self.backward_passes_per_step = passes
-        self._groups = groups
-        self._parameter_names = {parameter: name for name, parameter in named}
 
     def synchronize(self) -> None:
         """Do nothing: Adasum combines only after a step."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from horovod.bindings.gradients.adapter import Hook
+from horovod.bindings.gradients.adapter import GradientAdapter, Hook
 from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.torch.optimizer_state import dense_stride
@@ -24,7 +24,7 @@ _LOOK_AT = 1024
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class TorchGradients:
+class TorchGradients(GradientAdapter):
     """See ``GradientAdapter``; a buffer is a flat tensor."""
 
     def __init__(self) -> None:
@@ -34,49 +34,39 @@ class TorchGradients:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def describe(self, parameter: torch.Tensor) -> str:
-        """Return dtype, shape and strides as text."""
         dtype, shape, strides = str(parameter.dtype), tuple(parameter.shape), dense_stride(parameter)
         return f"{dtype.removeprefix('torch.')}, shape {shape}, strides {tuple(strides)}"
 
     def fingerprint(self, parameter: torch.Tensor) -> int:
-        """Return the sum of the first values, with their bits read as integers."""
         values = parameter.detach()
         values = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)[:_LOOK_AT]
         return int(values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64))
 
     def count(self, parameter: torch.Tensor) -> int:
-        """Return the number of elements."""
         return parameter.numel()
 
     def dtype(self, parameter: torch.Tensor) -> str:
-        """Return the name of the dtype."""
         return comm.adapter.dtype_name(parameter.dtype)
 
     def itemsize(self, parameter: torch.Tensor) -> int:
-        """Return the bytes of an element."""
         return parameter.element_size()
 
     def kind(self, parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-        """Return dtype and device."""
         return parameter.dtype, parameter.device
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
     def hook(self, parameter: torch.Tensor, function: Callable[[torch.Tensor], None]) -> Hook:
-        """Have ``function(parameter)`` called whenever its gradient was accumulated."""
         register: Callable[..., Hook] = parameter.register_post_accumulate_grad_hook
         return register(function)
 
     def quietly(self) -> AbstractContextManager[Any]:
-        """Return ``torch.no_grad()``."""
         return torch.no_grad()
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return the gradient, or None."""
         return parameter.grad
 
     def sparse_dim(self, parameter: torch.Tensor) -> int:
-        """Return the number of sparse dimensions of the gradient; 0 for a dense one."""
         grad = parameter.grad
         return 0 if grad is None or grad.layout is torch.strided else grad.sparse_dim()
 
@@ -89,12 +79,10 @@ class TorchGradients:
         return None if grad is None else (grad, -1 if grad._is_view() else grad._version)
 
     def has_changed(self, parameter: torch.Tensor, mark: tuple[torch.Tensor, int]) -> bool:
-        """Whether the gradient was changed or replaced since ``mark``."""
         grad = parameter.grad
         return grad is not None and (grad is not mark[0] or mark[1] not in (-1, grad._version))
 
     def adopt(self, slot: GradSlot) -> bool:
-        """Move the gradient, if there is one, into ``slot.view``; return whether there is one."""
         parameter, view = slot.parameter, slot.view
         grad = parameter.grad
         if grad is view:
@@ -111,15 +99,12 @@ class TorchGradients:
         return True
 
     def give(self, slot: GradSlot) -> None:
-        """Make ``slot.view`` the gradient."""
         slot.parameter.grad = slot.view
 
     def make_sparse(self, slot: GradSlot) -> None:
-        """Make a sparse copy of ``slot.view`` the gradient."""
         slot.parameter.grad = slot.view.to_sparse(slot.sparse_dim)
 
     def start_unbucketed(self, slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
-        """Start the reduction of a gradient in no bucket; the returned function waits and puts the result in place."""
         return start_unbucketed(slot, settings, name)
 
     # -- buffers -------------------------------------------------------------------------------------------------
@@ -138,26 +123,20 @@ class TorchGradients:
         return flat.as_strided(parameter.shape, dense_stride(parameter), flat.storage_offset())
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy a buffer over another one."""
         into.copy_(source)
 
     def fill(self, buffer: torch.Tensor, value: float) -> None:
-        """Fill a buffer, or a view of one."""
         buffer.fill_(value)
 
     def write(self, buffer: torch.Tensor, values: list[float]) -> None:
-        """Write numbers to a buffer."""
         buffer.copy_(torch.tensor(values, dtype=buffer.dtype, device=buffer.device))
 
     def read(self, buffer: torch.Tensor) -> list[float]:
-        """Return a buffer as numbers."""
         values: list[float] = buffer.tolist()
         return values
 
     def version(self, buffer: torch.Tensor) -> int:
-        """Return torch's count of writes."""
         return buffer._version
 
     def unwatched(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return an alias with a count of writes of its own."""
         return buffer.data

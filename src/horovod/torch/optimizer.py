@@ -19,7 +19,7 @@ from horovod.torch.adasum import AdasumMethods
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.host_optimizer import HostMethods, check_shardable
 from horovod.torch.optimizer_methods import OptimizerMethods
-from horovod.torch.parameters import check_optimizer, parameters_of
+from horovod.torch.parameters import WrappedOptimizer, check_optimizer, parameters_of
 from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["DistributedOptimizer"]
@@ -72,7 +72,7 @@ def DistributedOptimizer(
     op = resolve_op(op, None)
     context.world()
     keep_out_of_graphs()
-    if isinstance(optimizer, OptimizerMethods | AdasumMethods):
+    if isinstance(optimizer, WrappedOptimizer):
         raise wrong_argument("optimizer is a DistributedOptimizer already; wrap the plain one, once")
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise wrong_argument(

@@ -16,10 +16,8 @@ from horovod.bindings.gradients.parameters import check_passes, find_duplicates
 from horovod.bindings.gradients.reducer import Reducer
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
-from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import ReduceOp
 from horovod.torch.gradient_adapter import TorchGradients
-from horovod.torch.parameters import Named, trained
+from horovod.torch.parameters import Named, WrappedOptimizer, trained
 from horovod.torch.runtime import comm
 
 __all__ = ["OptimizerMethods", "gradients"]
@@ -27,29 +25,18 @@ __all__ = ["OptimizerMethods", "gradients"]
 gradients = TorchGradients()
 
 
-class OptimizerMethods:
+class OptimizerMethods(WrappedOptimizer):
     """See the module."""
 
     # Defaults for a copy (copy.deepcopy, pickle): it is a plain optimizer again.
     _reducer: Reducer | None = None
-    _settings: ReduceSettings | None = None
     _synchronized = False
     _should_synchronize = True
-
-    param_groups: list[dict[str, Any]]
-    backward_passes_per_step: int
-    op: ReduceOp
-    process_set: ProcessSet
-    _groups: list[list[torch.Tensor]] | None
-    _parameter_names: dict[torch.Tensor, str]
 
     def _set_up(
         self, settings: ReduceSettings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None
     ) -> None:
-        self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
-        self.backward_passes_per_step = passes
-        self._groups = groups
-        self._parameter_names = {parameter: name for name, parameter in named}
+        super()._set_up(settings, passes, named, groups)
         self._synchronized, self._should_synchronize = False, True
         bucket_bytes = context.config().bucket_bytes
         self._reducer = Reducer(

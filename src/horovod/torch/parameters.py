@@ -7,11 +7,36 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
 
-__all__ = ["Named", "check_optimizer", "parameters_of", "trained"]
+__all__ = ["Named", "WrappedOptimizer", "check_optimizer", "parameters_of", "trained"]
 
 Named = list[tuple[str, torch.Tensor]]
+
+
+class WrappedOptimizer:
+    """Base of the methods of a distributed optimizer."""
+
+    # Default for a copy (copy.deepcopy, pickle): it is a plain optimizer again.
+    _settings: ReduceSettings | None = None
+
+    param_groups: list[dict[str, Any]]
+    backward_passes_per_step: int
+    op: ReduceOp
+    process_set: ProcessSet
+    _groups: list[list[torch.Tensor]] | None
+    _parameter_names: dict[torch.Tensor, str]
+
+    def _set_up(
+        self, settings: ReduceSettings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None
+    ) -> None:
+        self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
+        self.backward_passes_per_step = passes
+        self._groups = groups
+        self._parameter_names = {parameter: name for name, parameter in named}
 
 
 def check_optimizer(optimizer: Any) -> None:

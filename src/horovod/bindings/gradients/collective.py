@@ -82,13 +82,8 @@ def begin_allreduce(comm: Collectives, tensor: Any, settings: ReduceSettings, na
     return comm.allreduce_async_(tensor, name=name, **settings.keywords)
 
 
-class Allreduce:
-    """Reduces a bucket in place on every rank; the flags are sent with the data.
-
-    Args:
-        comm: the framework's collectives.
-        settings: how to reduce.
-    """
+class Allreduce(BucketCollective):
+    """Reduces a bucket in place on every rank; the flags are sent with the data."""
 
     shards = 1
     instead = (
@@ -101,24 +96,16 @@ class Allreduce:
         self._settings = settings
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        """Start the allreduce."""
         return begin_allreduce(self._comm, wire, self._settings, name), wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for the allreduce."""
         handle, wire, flags = pending
         self._comm.synchronize(handle)
         return Reduced(wire[flags:], wire, 0, in_place=True)
 
 
-class CompressedAllreduce:
-    """Reduces a bucket on every rank; a compressor makes the tensor to send. The flags are sent uncompressed.
-
-    Args:
-        adapter: the framework.
-        settings: settings of the reduction.
-        compressor: the compressor of ``settings``.
-    """
+class CompressedAllreduce(BucketCollective):
+    """Reduces a bucket on every rank; a compressor makes the tensor to send. The flags are sent uncompressed."""
 
     shards = 1
     instead = Allreduce.instead
@@ -130,7 +117,6 @@ class CompressedAllreduce:
         compressor.claim(self)
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        """Compress the data, and start the allreduces of data and flags."""
         comm, data, flags = self._adapter.comm, wire[: layout.flags], wire[layout.flags :]
         # Leave the optimizer's number out: it may differ in the job that loads the state.
         places = zlib.crc32(repr((layout.offsets, layout.flags, *parameters)).encode(errors="surrogatepass"))
@@ -143,7 +129,6 @@ class CompressedAllreduce:
         return handle, flags_handle, name, ctx, state, wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for both allreduces, and decompress."""
         handle, flags_handle, name, ctx, state, wire, count = pending
         comm = self._adapter.comm
         reduced = comm.synchronize(handle)
@@ -152,13 +137,8 @@ class CompressedAllreduce:
         return Reduced(wire[count:], wire, 0, in_place=True)
 
 
-class ReduceScatter:
-    """Gives each rank its shard of the data and all flags, for an optimizer that updates only its shard.
-
-    Args:
-        comm: the framework's collectives.
-        settings: how to reduce.
-    """
+class ReduceScatter(BucketCollective):
+    """Gives each rank its shard of the data and all flags, for an optimizer that updates only its shard."""
 
     instead = "No rank has all of it: to clip, call optimizer.clip_grad_norm_(max_norm) before optimizer.step()."
 
@@ -172,13 +152,11 @@ class ReduceScatter:
         return self._settings.process_set.size() or 1
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        """Start the reduce-scatter of the data and the allreduce of the flags."""
         data, flags = wire[: layout.flags], wire[layout.flags :]
         handle = self._comm.reducescatter_async(data, name=name, **self._settings.keywords)
         return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
-        """Wait for both operations."""
         handle, flags_handle, flags, count = pending
         values = self._comm.synchronize(handle)
         self._comm.synchronize(flags_handle)

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["GradSlot", "SlotBucket"]
+if TYPE_CHECKING:
+    from horovod.bindings.gradients.buckets import Bucket
 
-
-class SlotBucket(Protocol):
-    """A bucket, as its slots see it.
-
-    Attributes:
-        incomplete: how many of its gradients are not ready.
-    """
-
-    incomplete: int
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether it has been handed over, and not come back."""
-
-    @property
-    def pending(self) -> Any:
-        """Waits for what is in flight."""
-
-    def submit(self) -> None:
-        """Hand it over to the other ranks."""
+__all__ = ["GradSlot"]
 
 
 @dataclass(eq=False)
@@ -50,7 +32,7 @@ class GradSlot:
     name: str
     passes_left: int
     arrival: int = -1
-    bucket: SlotBucket | None = None
+    bucket: Bucket | None = None
     view: Any = None
     sparse_dim: int = 0
     unbucketed: bool = False

@@ -27,10 +27,6 @@ def check_passes(passes: int) -> None:
 def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
     """Check and return the user's names; an empty list without names.
 
-    Args:
-        parameters: all parameters of the optimizer.
-        named: the user's ``named_parameters``.
-
     Raises:
         RequestError: an entry is no pair, a name occurs twice, or a parameter of the optimizer has no name.
     """

@@ -35,12 +35,7 @@ def innermost(optimizer: Any) -> Any:
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Create an optimizer's variables if they do not exist.
-
-    Args:
-        optimizer: optimizer of tf_keras.
-        variables: variables that it trains.
-    """
+    """Create an optimizer's variables if they do not exist."""
     optimizer = innermost(optimizer)
     with tf.init_scope():
         if hasattr(optimizer, "build"):
@@ -146,10 +141,6 @@ class LegacyMembers(Distributed):
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
     """Make an optimizer of tf_keras distributed, in place, and return it.
-
-    Args:
-        optimizer: the optimizer; it keeps its variables.
-        settings: settings of the reduction.
 
     Raises:
         RequestError: ``optimizer`` is no optimizer of tf_keras.

@@ -93,7 +93,6 @@ class ModelStateHandler(StateHandler):
         drop_gradients(self.value.parameters())
 
     def sync(self) -> None:
-        """Send rank 0's parameters and buffers to all ranks, in place. Collective."""
         tensors = {name: v for name, v in self.value.state_dict().items() if isinstance(v, torch.Tensor)}
         broadcast_parameters(tensors, root_rank=0)
 
@@ -102,11 +101,9 @@ class ModelStateHandler(StateHandler):
         yield from self.value.parameters()
 
     def state(self) -> Any:
-        """Return parameters and buffers."""
         return self.value.state_dict()
 
     def load(self, state: Any) -> None:
-        """Set parameters and buffers."""
         self.value.load_state_dict(state)
 
 
@@ -125,15 +122,12 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        """Copy the state and the options."""
         self._saved = copy.deepcopy(self.state())
 
     def restore(self) -> None:
-        """Restore the state and the options of the last ``save``."""
         self.load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Send rank 0's state and options to all ranks. Collective."""
         broadcast_optimizer_state(self.value, root_rank=0)
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -146,12 +140,10 @@ class OptimizerStateHandler(StateHandler):
         return [[(k, v) for k, v in sorted(g.items()) if isinstance(v, kinds)] for g in self.value.param_groups]
 
     def state(self) -> Any:
-        """Return the whole state and the options."""
         in_parts = isinstance(self.value, HostMethods)
         return self.value._whole_state_dict() if in_parts else self.value.state_dict()
 
     def load(self, state: Any) -> None:
-        """Set state and options."""
         if isinstance(self.value, HostMethods):
             self.value._forget_shards()
         groups = self.value.param_groups
@@ -177,15 +169,12 @@ class SamplerStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        """Save the number of processed samples."""
         self._saved = dict(self.value.state_dict())
 
     def restore(self) -> None:
-        """Restore the position of the last ``save``."""
         self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
-        """Set the sampler to rank 0's position. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
     def numbers(self) -> Any:
@@ -197,7 +186,6 @@ class SamplerStateHandler(StateHandler):
         return self.value.state_dict()
 
     def load(self, state: Any) -> None:
-        """Continue from the loaded position."""
         self.value.load_state_dict(state)
 
 

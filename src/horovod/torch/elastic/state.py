@@ -13,12 +13,28 @@ from horovod.bindings.elastic import generators
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.objects import broadcast_object
 from horovod.torch.elastic.capture import Capture
-from horovod.torch.elastic.handlers import StateHandler, get_handler_registry
+from horovod.torch.elastic.handlers import (
+    ModelStateHandler,
+    OptimizerStateHandler,
+    SamplerStateHandler,
+    StateHandler,
+    get_handler_registry,
+    set_handler_registry,
+)
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.host_optimizer import HostMethods
 from horovod.torch.runtime import comm
 
-__all__ = ["TorchState"]
+# Horovod's scripts import the handlers from here.
+__all__ = [
+    "ModelStateHandler",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "set_handler_registry",
+]
 
 
 def _read_cuda() -> list[torch.Tensor]:
@@ -76,19 +92,16 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
-        """Save all values."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Restore all values of the last ``save``."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Send rank 0's values to all ranks. Collective."""
         if not self._all_equal:
             for handler in self._handlers.values():
                 handler.sync()
