@@ -40,6 +40,7 @@ def markdown() -> str:
         "## Set by the launcher",
         "",
         "`horovodrun` gives these to each rank; under mpirun or torchrun, theirs are read instead.",
+        "In an elastic job, each reset renews them, except the host name and the slot, which is the first local rank.",
         "",
         "| variable | meaning |",
         "|---|---|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,17 @@ def test_sample_that_is_not_run_says_why(sample: Sample) -> None:
 def test_options_of_samples_are_known(page: Path) -> None:
     unknown = {o for s in samples_in(page, page.name) for o in s.options} - {"np", "exit", "not run"}
     assert not unknown
+
+
+def test_shell_scripts_parse() -> None:
+    """Tests of their systems run most of them."""
+    wrong = {}
+    for page in PAGES:
+        for script in re.findall(r"^```(?:bash|sh)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
+            done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=60)
+            if done.returncode or done.stderr:
+                wrong[str(page.relative_to(ROOT))] = done.stderr
+    assert not wrong
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -270,8 +270,11 @@ def _with_references(module: object, function: object) -> list[str]:
 def _overrides(module: Module, label: str) -> bool:
     """Whether the method is documented where it is declared: in a base class or in a protocol of this module."""
     owner, method = label.split(".")
-    if inspect.getdoc(getattr(getattr(importlib.import_module(module.name), owner), method)):
-        return True
+    try:
+        if inspect.getdoc(getattr(getattr(importlib.import_module(module.name), owner), method)):
+            return True
+    except ModuleNotFoundError:
+        return True  # the system that it serves is not installed here
     protocols = [n for n in module.tree.body if isinstance(n, ast.ClassDef) and "Protocol" in map(ast.unparse, n.bases)]
     methods = [m for protocol in protocols for m in protocol.body if isinstance(m, Function) and m.name == method]
     return any(ast.get_docstring(m) for m in methods)

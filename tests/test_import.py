@@ -81,7 +81,7 @@ def test_the_keras_binding_loads_keras_and_what_its_backend_loads(backend: str) 
 
 MISSING = """
 import sys
-for name in ("torch", "tensorflow", "jax", "keras"):
+for name in ("torch", "tensorflow", "jax", "keras", "lightning", "ray"):
     sys.modules[name] = None  # as if it were not there
     try:
         __import__("horovod." + name)
@@ -96,5 +96,5 @@ def test_a_missing_framework_says_what_to_install() -> None:
     assert code == 0, output
     assert output.splitlines() == [
         f"horovod.{name} needs {name}, which is not installed here: pip install 'khorovod[{name}]'"
-        for name in ("torch", "tensorflow", "jax", "keras")
+        for name in ("torch", "tensorflow", "jax", "keras", "lightning", "ray")
     ]

@@ -29,7 +29,7 @@ PHASES = {
 
 def _train(folder: str, phase: str) -> dict[str, Any]:
     """Train; slot 2 ends itself in its fourth step, slot 1 in a phase after that."""
-    slot, first = os.environ["HOROVOD_LOCAL_RANK"], Path(folder, "first")
+    slot, first = os.environ["HOROVOD_SLOT"], Path(folder, "first")
     place, name, is_before = PHASES[phase]
     *owners, name = name.split(".")
     owner: Any = importlib.import_module(place)

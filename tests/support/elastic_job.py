@@ -263,7 +263,7 @@ class ElasticJob:
             **self._env,
             "HOROVOD_MEETING": ",".join(self.service.endpoints),
             "HOROVOD_HOSTNAME": slot.host,
-            "HOROVOD_LOCAL_RANK": str(slot.number),
+            "HOROVOD_SLOT": str(slot.number),
             "HOROVOD_LOCAL_SIZE": str(self._hosts.get(slot.host, slot.number + 1)),
             "HOROVOD_RANK": str(number),
             "HOROVOD_SIZE": str(max(self._policy.size, number + 1)),

@@ -59,9 +59,9 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int, full: int =
     Returns:
         By step, the number of ranks and the state after it; and more that this process has seen.
     """
-    place, step, generation = deaths.get(int(os.environ["HOROVOD_LOCAL_RANK"]), ("", -1, -1))
+    place, step, generation = deaths.get(int(os.environ["HOROVOD_SLOT"]), ("", -1, -1))
     hvd.init()
-    model, optimizer = parts(seed=10 + int(os.environ["HOROVOD_LOCAL_RANK"]))
+    model, optimizer = parts(seed=10 + int(os.environ["HOROVOD_SLOT"]))
     seen: dict[str, Any] = {"history": {}, "sizes": {}, "entries": 0}
 
     def die(here: str) -> None:
@@ -76,7 +76,8 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int, full: int =
 
     state = Mortal(model=model, optimizer=optimizer, batch=0, waits=5 if full else 0)
     model[0].register_forward_hook(lambda *_: die("forward"))
-    model[0].weight.register_post_accumulate_grad_hook(lambda _: die("backward"))
+    # Before the gradient is there: the others must not get all that they need of this step.
+    model[0].weight.register_hook(lambda _: die("backward"))
     state.register_reset_callbacks([lambda: die("callback")])
 
     @hvd.elastic.step
@@ -114,7 +115,7 @@ def horovod_script(deaths: dict[int, int], epochs: int, batches_per_commit: int,
     """
     hvd.init()
     torch.manual_seed(hvd.rank())
-    slot = int(os.environ["HOROVOD_LOCAL_RANK"])
+    slot = int(os.environ["HOROVOD_SLOT"])
     dataset = torch.arange(61)
     used: dict[int, list[int]] = {}
     seen: dict[str, Any] = {"resets": [], "left": []}
@@ -197,7 +198,7 @@ def kept_things(victim: int, host: bool) -> Any:
             seen["adam"] = state._handlers["optimizer"]._saved["state"]
             train_on_linear(model, optimizer)
             kept["handle"] = hvd.allreduce_async(torch.ones(3), name="open")
-            if int(os.environ["HOROVOD_LOCAL_RANK"]) == victim:
+            if int(os.environ["HOROVOD_SLOT"]) == victim:
                 end_here()
             hvd.barrier()
         seen["restored"] = [p.tolist() for p in model.parameters()]

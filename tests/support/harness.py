@@ -31,12 +31,7 @@ LIMIT_S = 500.0
 
 
 class _Server:
-    """A process that has loaded modules, used nothing of them, and becomes one rank after the other.
-
-    Args:
-        modules: what it loads.
-        env: its environment besides this process's.
-    """
+    """A process that has loaded modules, used nothing of them, and becomes one rank after the other."""
 
     def __init__(self, modules: Sequence[str], env: dict[str, str] | None = None) -> None:
         # OpenMP reads its number of threads when it is loaded: what a rank would set itself comes too late.
@@ -278,11 +273,7 @@ class Ranks:
 
 
 class _Pool:
-    """Worker processes that are used again and again; ended and replaced as soon as one misbehaves.
-
-    Args:
-        server: starts them.
-    """
+    """Worker processes that are used again and again; ended and replaced as soon as one misbehaves."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server

@@ -31,13 +31,7 @@ class _Abandoned(BaseException):
 
 
 class Actor:
-    """One thread.
-
-    Args:
-        stage: where it plays.
-        name: for texts.
-        act: what it does.
-    """
+    """One thread."""
 
     def __init__(self, stage: Stage, name: str, act: Callable[[], Any]) -> None:
         self.name = name
@@ -208,10 +202,6 @@ class Stage:
 
     def play(self, *acts: Callable[[], Any], names: str = "") -> list[Actor]:
         """Run functions at the same time until all have ended; what else was started may go on afterwards.
-
-        Args:
-            acts: the functions.
-            names: theirs, separated by blanks.
 
         Raises:
             Stuck: they do not end.

@@ -9,11 +9,7 @@ __all__ = ["later"]
 
 
 class _Later:
-    """In place of a module; a rank gets the module itself, since it is pickled as that.
-
-    Args:
-        name: of the module.
-    """
+    """In place of a module; a rank gets the module itself, since it is pickled as that."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -54,9 +54,12 @@ def horovodrun(
 
 
 class Running:
-    """A horovodrun under way whose ranks print ``up PID PID ...`` when they are ready."""
+    """A horovodrun under way whose ranks print ``up PID PID ...`` when they are ready.
 
-    def __init__(self, process: subprocess.Popen[str], jobs: int) -> None:
+    On other hosts these ids are of no use here: they belong to another namespace.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], jobs: int, is_here: bool) -> None:
         assert process.stdout is not None
         self.process = process
         self.stdout: IO[str] = process.stdout
@@ -66,7 +69,7 @@ class Running:
             assert line, "horovodrun ended before its ranks were up"
             if "up " in line:
                 jobs -= 1
-                for pid in line.split("up ")[1].split():
+                for pid in line.split("up ")[1].split() if is_here else ():
                     with contextlib.suppress(ProcessLookupError):  # ended already
                         self.pidfds[os.pidfd_open(int(pid))] = int(pid)
 
@@ -92,7 +95,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def started(*args: str, ranks: int, program: Sequence[str] = HOROVODRUN, **environ: str) -> Iterator[Running]:
+def started(
+    *args: str, ranks: int, program: Sequence[str] = HOROVODRUN, is_here: bool = True, **environ: str
+) -> Iterator[Running]:
     """Start horovodrun, or another launcher, and wait until its ranks are up; at the end nothing of it lives on."""
     process = subprocess.Popen(
         [*program, *args],
@@ -104,7 +109,7 @@ def started(*args: str, ranks: int, program: Sequence[str] = HOROVODRUN, **envir
     )
     running: Running | None = None
     try:
-        running = Running(process, ranks)
+        running = Running(process, ranks, is_here)
         yield running
     finally:
         if process.poll() is None:

@@ -30,11 +30,7 @@ class Losses:
 
 @contextmanager
 def in_reductions(act: Callable[[int], None]) -> Iterator[None]:
-    """Call a function at the start of every allreduce of floats, inside of compiled steps, too.
-
-    Args:
-        act: takes their number, from 1.
-    """
+    """Call a function at the start of every allreduce of floats, inside of compiled steps, too."""
     count = [0]
 
     def acting(real: Any) -> Any:
@@ -54,11 +50,7 @@ def in_reductions(act: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def losing(which: Collection[int]) -> Iterator[Losses]:
-    """Be an elastic job of one rank, in which some allreduces of floats fail.
-
-    Args:
-        which: their numbers, from 1.
-    """
+    """Be an elastic job of one rank, in which some allreduces of floats fail."""
     with pytest.MonkeyPatch.context() as patch:
         losses = Losses(make_job(patch))
 

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["AHEAD_S", "Cluster", "Machine", "why_not"]
+from typing_extensions import Self
+
+__all__ = ["AHEAD_S", "Cluster", "Machine", "Started", "why_not"]
 
 _TOOLS = ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "mount")
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -83,12 +85,32 @@ class Machine:
         return ["nsenter", "-t", str(self.pid), *kinds, f"--wdns={Path.cwd()}", "--", *words]
 
 
-class Cluster:
-    """Hosts a, b and c, and login; use as a context manager.
+class Started:
+    """A context manager that starts what a subclass describes, and closes it, also if the start fails."""
 
-    Args:
-        folder: for keys and configurations.
-    """
+    def __enter__(self) -> Self:
+        try:
+            self._come_up()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _come_up(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End all processes, and remove what was made."""
+        raise NotImplementedError
+
+
+class Cluster(Started):
+    """Hosts a, b and c, and login; use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -99,22 +121,12 @@ class Cluster:
             for i, name in enumerate(("login", "a", "b", "c"), 1)
         }
 
-    def __enter__(self) -> Cluster:
-        try:
-            self._write_files()
-            _run("ip", "link", "add", self._bridge, "type", "bridge")
-            _run("ip", "link", "set", self._bridge, "up")
-            for machine in self.machines.values():
-                self._start(machine)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def _come_up(self) -> None:
+        self._write_files()
+        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        _run("ip", "link", "set", self._bridge, "up")
+        for machine in self.machines.values():
+            self._start(machine)
 
     def _write_files(self) -> None:
         names = "".join(f"{m.ipv4} {m.name}\n{m.ipv6} {m.name} {m.name}6\n" for m in self.machines.values())

@@ -70,12 +70,7 @@ def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False, 
 
 
 class Ranks:
-    """A job of one rank over the local link, or of several over shm.
-
-    Args:
-        stage: on which they play.
-        size: how many.
-    """
+    """A job of one rank over the local link, or of several over shm."""
 
     def __init__(self, stage: Stage, size: int) -> None:
         settings = configuration.load({})

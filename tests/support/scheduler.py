@@ -10,11 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import namespaces
-from namespaces import Cluster
-from typing_extensions import Self
+from namespaces import Cluster, Started
 
 __all__ = ["Scheduler", "run_on_login", "why_not"]
 
@@ -23,24 +21,13 @@ _UP_S = 60
 
 
 def why_not(name: str, programs: Sequence[str], packages: str) -> str:
-    """Why there can be no scheduler here; empty when there can.
-
-    Args:
-        name: of the scheduler.
-        programs: what it needs.
-        packages: of Debian, which have them.
-    """
+    """Why there can be no scheduler here; empty when there can."""
     missing = [program for program in programs if shutil.which(program, path=_PATH) is None]
     return namespaces.why_not() or f"{name} needs {', '.join(missing)}: apt-get install {packages}" * bool(missing)
 
 
-class Scheduler:
+class Scheduler(Started):
     """A scheduler on a cluster; use as a context manager. Subclasses start its daemons in ``_come_up``.
-
-    Args:
-        cluster: its hosts.
-        folder: for configuration, state and logs.
-        **environ: variables that its programs need.
 
     Attributes:
         folder: see above.
@@ -52,22 +39,6 @@ class Scheduler:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.environ = {**os.environ, "PATH": _PATH, **environ}
         self.environ.pop("HOROVOD_SECRET_KEY", None)
-
-    def __enter__(self) -> Self:
-        try:
-            self._come_up()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _come_up(self) -> None:
-        raise NotImplementedError
 
     def logs(self) -> str:
         """The last lines of all its logs."""
