@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -166,3 +167,19 @@ def test_a_job_that_is_not_elastic_has_one_membership() -> None:
         return context.is_elastic(), tuple(context.membership()), context.wants_change()
 
     assert run_ranks(2, looks) == [(False, (1, (), (-1, -1)), False)] * 2
+
+
+def test_a_process_loads_the_engine_between_hosts_before_the_others_wait_for_it() -> None:
+    """The second process that connects knows that there are two hosts; so does any that joins later."""
+
+    def load() -> bool:
+        hvd.init()
+        is_loaded = "horovod.transports.torch_dist" in sys.modules
+        context.renew()
+        hvd.barrier()
+        return is_loaded
+
+    with ElasticJob(load, Policy(2, is_elastic=True), {"a": 1, "b": 1}) as job:
+        assert any(job.values().values())
+    with ElasticJob(load, Policy(2, is_elastic=True), {"a": 2}) as job:
+        assert not any(job.values().values())

@@ -360,3 +360,10 @@ def test_samples_are_used_once_when_a_host_is_lost_in_silence(own_cluster: Clust
     assert re.search(r"^horovodrun: rank 2 \(on b:0\) was lost with its host: .*; 2 ranks continue", ended.err, re.M)
     used = [json.loads(text) for text in re.findall(r"used (\[.*\])", ended.out)]
     assert [sorted(each) for each in used] == [[*range(102)]] * 2
+
+
+def test_hosts_that_are_still_missing_are_said(tmp_path: Path) -> None:
+    flags = ("-np", "2", "--min-np", "2", "--start-timeout", "1", "--host-discovery-script", "echo localhost:1")
+    ended = horovodrun(*flags, PY, "-c", "import horovod.numpy as hvd; hvd.init(); hvd.elastic.run(lambda s: 0)(0)")
+    assert ended.code != 0
+    assert "horovodrun: waiting for hosts: the script names 1 of at least 2 slots" in ended.err

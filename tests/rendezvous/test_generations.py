@@ -371,3 +371,13 @@ def _await(is_so: Callable[[], bool]) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it did not come")
+
+
+def test_a_process_learns_that_others_are_on_another_host(make_job: Callable[..., Job]) -> None:
+    job = make_job(ELASTIC, 2)
+    job.come(0)
+    assert not job.members[0].status.is_spread
+    job.service.put(Discovered({"a": 2, "b": 1}))
+    job.decided(lambda d: isinstance(d, Start) and d.slot.host == "b")
+    job.members[2] = Member(job.service, ("b", 0))
+    assert job.members[2].status.is_spread

@@ -101,6 +101,9 @@ class ElasticJob(Supervision):
                 options.script, options.slots, self.plan.hostname, self.plan.environ, self._told
             )
             self._answer = self._discovery.start()
+            slots, fewest = sum(offer.slots for offer in self._answer.values()), options.minimum
+            if slots < fewest:
+                self.say(f"waiting for hosts: the script names {slots} of at least {fewest} slots")
         self._pool.offer(self._answer)
         self._update(is_changed=True)
 

@@ -89,6 +89,10 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     if client.status.begun:  # a newcomer, which is not rank 0
         size = max(2, client.status.size)
         world = dataclasses.replace(world, rank=size - 1, size=size)
+    if client.status.is_spread:
+        from horovod.transports import between
+
+        between.preload(settings, world.launcher)  # while the others train: it may take seconds
     export(world)
     return client, world
 

@@ -222,7 +222,8 @@ class Generations:
 
     def _status(self, slot: Slot) -> MemberStatus:
         placed = self._membership.generation if slot in self._placed else 0
-        return MemberStatus(placed, self._begun, self._size, self._wants_change)
+        is_spread = any(other.host != slot.host for other in self._processes)
+        return MemberStatus(placed, self._begun, self._size, self._wants_change, is_spread)
 
     def _tell_all(self) -> _Answers:
         return [(process.sender, self._status(slot)) for slot, process in self._processes.items()]

@@ -79,12 +79,14 @@ class MemberStatus(msgspec.Struct, array_like=True, frozen=True, tag="status"):
         begun: the latest generation that has begun, 0 for none.
         size: size of that generation; before the first, the size at which the job begins.
         wants_change: whether there should be another generation.
+        is_spread: whether the processes are on several hosts.
     """
 
     placed: int
     begun: int
     size: int
     wants_change: bool
+    is_spread: bool = False
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from horovod.config import Config
+from horovod.errors import InitError
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
 from horovod.transports.groups import Groups, Store, wait_until
@@ -16,9 +19,28 @@ from horovod.transports.selection import choose, installed, wants_nccl
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 
-__all__ = ["make_transport"]
+__all__ = ["make_transport", "preload"]
 
 _REACHED = "address-of-rank-0"
+
+
+def preload(settings: Config, launcher: str) -> None:
+    """Import the engine between hosts.
+
+    Args:
+        settings: the settings, which may name an engine.
+        launcher: the launcher of the job, see ``World.launcher``.
+    """
+    with contextlib.suppress(InitError, ImportError):  # the ranks report it when they need the engine
+        choice = choose(settings, launcher, True, installed())
+        if choice is not None:
+            _module_of(choice.engine)
+
+
+def _module_of(engine: str) -> Any:
+    # Import these only here: most jobs do not need them, and they take a while to load.
+    importlib.import_module("horovod.transports.hierarchical.transport")
+    return importlib.import_module(f"horovod.transports.{'mpi' if engine == 'mpi' else 'torch_dist'}")
 
 
 def make_transport(
@@ -89,7 +111,6 @@ def _over(
     mailbox: Mailbox | None,
 ) -> Transport:  # fmt: skip
     """Return the transport over the first engine; it moves data of devices over the last engine."""
-    # Import it only here: most jobs do not need it, and it takes a while to load.
     from horovod.transports.hierarchical.transport import HierarchicalTransport
 
     if not is_hierarchical:
@@ -106,11 +127,10 @@ def _groups(
     engine: str, settings: Config, topology: Topology, open_store: Callable[[], Store], watch: Watch
 ) -> Groups:  # fmt: skip
     groups: Groups
+    module = _module_of(engine)
     if engine == "mpi":
-        module = importlib.import_module("horovod.transports.mpi")
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
-    module = importlib.import_module("horovod.transports.torch_dist")
     # With several interfaces, the one that leads to rank 0 is known once its store was reached.
     is_certain = settings.gloo_iface and "," not in settings.gloo_iface
     listener = module.listen(settings.gloo_iface) if is_certain else None
