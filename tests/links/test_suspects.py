@@ -76,3 +76,14 @@ def test_who_ends_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     found.note(3, 6)
     assert list(found.settled(True)) == [(1, ""), (2, ""), (3, "")]
     assert (launcher.asked, launcher.closed) == ([2, 4], [2, 4])
+
+
+def test_the_launcher_is_asked_once_whether_a_host_has_ended() -> None:
+    launcher = Launcher()
+    found = Suspects(launcher.ask)
+    assert not found.has_ended(1, 2)
+    launcher.known[2] = "was lost with its host"
+    assert found.has_ended(1, 2)
+    found.close()
+    assert (launcher.asked, launcher.closed, found.is_busy) == ([2], [2], False)
+    assert not Suspects(None).has_ended(1, 2)

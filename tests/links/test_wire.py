@@ -264,3 +264,20 @@ def test_a_host_that_is_gone_does_not_keep_the_others_from_closing(monkeypatch: 
         hub.wire.post([1], _pings(3))
         hub.wire.close()
         assert hub.socket.closed
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_host_that_is_known_to_have_ended_is_not_waited_for(is_known: bool) -> None:
+    """It is silent, but its connection stands: its cable was cut."""
+    with _hub() as (hub, connect):
+        connect(1)
+        hub.wire.drop(2)
+        asked: list[int] = []
+
+        def has_ended(host: int) -> bool:
+            asked.append(host)
+            return is_known
+
+        hub.wire.close(has_ended)
+        assert hub.wire.is_lost(1) == is_known
+        assert set(asked) == {1} and (len(asked) == 1) == is_known

@@ -97,7 +97,7 @@ class _Wire:
     def has_parted(self, host: int) -> bool:
         return host in self._greeted
 
-    def close(self) -> None:
+    def close(self, has_ended: object = None) -> None:
         self.pump()
         for host in self.peers:
             self._part(host)

@@ -185,7 +185,8 @@ class Relay:
                 self._await(_SHORT_TICK_S)
                 self._turn()
         finally:
-            self.wire.close()
+            self.wire.close(lambda host: self._suspects.has_ended(host, self._generation.hosts[host][0]))
+            self._suspects.close()
             terminate(self._context)
             os.close(self._bell)
 

@@ -52,6 +52,21 @@ class Suspects:
         """Note that the connection with a host, and with its leader, has ended."""
         self._cases[host] = _Case(leader)
 
+    def has_ended(self, host: int, leader: int) -> bool:
+        """Whether the launcher says that the leader of a host has ended; asks it, and never blocks."""
+        if self._ask is None:
+            return False
+        case = self._cases.setdefault(host, _Case(leader))
+        case.source = case.source or self._ask(leader)
+        return bool(case.source.news())
+
+    def close(self) -> None:
+        """Withdraw all questions."""
+        for case in self._cases.values():
+            if case.source is not None:
+                case.source.close()
+        self._cases.clear()
+
     def settled(self, is_ending: bool) -> Iterator[tuple[int, str]]:
         """Return each host that now counts as lost, and how its leader ended, if that is known.
 

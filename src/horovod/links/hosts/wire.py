@@ -122,11 +122,14 @@ class Wire:
         """Whether the host was sent its last message; nothing is sent to it any more."""
         return host in self._greeted
 
-    def close(self) -> None:
+    def close(self, has_ended: Callable[[int], bool] = lambda host: False) -> None:
         """Send the last message to all, and close the socket when they have sent theirs, or after two seconds.
 
         Data sent just before a socket is closed may not arrive. So the hub stays until the leaving hosts have
         received its last message: until they are gone. Hosts that go on have received it when they answer.
+
+        Args:
+            has_ended: whether a host that is awaited is known to have ended.
         """
         self._part(self.peers, leaves=True)
         poll, deadline = select.poll(), time.monotonic() + _PART_S
@@ -136,6 +139,9 @@ class Wire:
                 self._say(set(self.peers) - self._lost, frames.Bye())  # this shows which hosts are gone
             poll.poll(_LOOK_MS)
             self.pump()
+            for host in set(self.peers) - self._lost - self._parted:
+                if has_ended(host):
+                    self.drop(host)
         with self._lock:
             self._is_closed = True
             _wires.discard(self)
