@@ -17,7 +17,7 @@ from horovod import context
 from horovod.bindings import process_sets
 from horovod.bindings.elastic import checkpoint, leave
 from horovod.bindings.elastic.notifications import HostUpdateResult, notification_manager
-from horovod.bindings.elastic.run import _Member, run, run_fn
+from horovod.bindings.elastic.run import run, run_fn
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.errors import (
@@ -248,100 +248,6 @@ def test_a_new_rank_learns_of_the_sets_after_a_second_loss(job: Job, monkeypatch
     assert [(each.key, each.ranks) for each in process_sets._registry.entries] == [(4, [0]), (2, [])]
     process_sets.renew()
     assert told[-1]
-
-
-def test_a_new_rank_that_loses_the_others_before_they_have_talked_lacks_the_state(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would be the only one left, and begin the training again at step 0."""
-
-    def exchange(state: Any, is_new: bool) -> Any:
-        assert is_new
-        raise PeerLostError("x")
-
-    job.behind, job.previous = [(0,)], [(-1, 0)]
-    job.answers = [None, InitError("no process is left that has the state")]
-    monkeypatch.setattr("horovod.bindings.elastic.run._exchange", exchange)
-    with pytest.raises(InitError):
-        run(failing())(Told(job.events, batch=0))
-    assert [event for event in job.events if event[0] == "renew"] == [("renew", 0), ("renew", -1)]
-
-
-def test_a_new_rank_goes_back_to_the_step_at_which_it_has_joined(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows no commit of the others; what it was made with is none."""
-    first = ("x", "x")
-    monkeypatch.setattr("horovod.bindings.elastic.run._exchange", lambda *_: [_Member(True, 5, True, first)])
-
-    @run
-    def train(state: Told) -> tuple[int, bool, int, int]:
-        found = state.progress, state._keeps_steps
-        state.batch = state.progress = 9
-        state._go_back()
-        return *found, state.progress, state.batch
-
-    job.behind, job.previous = [(0,)], [(-1, 0)]
-    assert train(Told(job.events, batch=2)) == (5, True, 5, 2)
-
-
-def test_a_rank_that_is_behind_goes_back_to_its_own_step_if_the_sync_fails(job: Job) -> None:
-    """The rank that was ahead is gone, and so may be the others: the last commit can be the beginning of the job."""
-
-    class Fails(Told):
-        def sync(self) -> None:
-            super().sync()
-            if self.told.count("sync") == 2:
-                self.batch = 8  # of the rank that is ahead
-                raise PeerLostError("in the middle")
-
-    @run
-    def train(state: Fails) -> tuple[int, int]:
-        state.told.append("train")
-        if state.told.count("train") == 1:
-            state.batch, state.progress, state._keeps_steps = 7, 3, True
-            raise PeerLostError("x")
-        return state.batch, state.progress
-
-    job.behind = [(), (0,)]
-    assert train(Fails(job.events, batch=0)) == (7, 3)
-
-
-def test_a_rank_that_has_taken_a_state_keeps_all_of_it_if_the_next_exchange_fails(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class WithWeights(Told):
-        weights = saved_weights = 0
-
-        def save(self) -> None:
-            self.saved_weights = self.weights
-            super().save()
-
-        def restore(self) -> None:
-            self.weights = self.saved_weights
-            super().restore()
-
-        def sync(self) -> None:
-            super().sync()
-            if self.told.count("sync") == 2:  # from the rank that is ahead
-                self.weights = self.batch = 8
-                self._saved_state = {"batch": 8}
-
-    def follow(*args: Any) -> None:
-        monkeypatch.undo()
-        raise PeerLostError("after the values")
-
-    @run
-    def train(state: WithWeights) -> tuple[int, int]:
-        state.told.append("train")
-        if state.told.count("train") == 1:
-            state.weights, state.batch, state.progress, state._keeps_steps = 7, 7, 3, True
-            raise PeerLostError("x")
-        return state.weights, state.batch
-
-    job.behind = [(), (0,)]
-    with monkeypatch.context() as patch:
-        monkeypatch = patch
-        patch.setattr("horovod.bindings.elastic.run._follow", follow)
-        assert train(WithWeights(job.events, batch=0)) == (8, 8)
 
 
 def test_an_attribute_that_cannot_be_sent_is_named(job: Job) -> None:

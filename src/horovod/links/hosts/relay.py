@@ -126,8 +126,7 @@ class Relay:
             self._poll.register(fd, select.POLLIN)
         if self._monitor is not None:
             self._poll.register(descriptor_of(self._monitor), select.POLLIN)
-        self._is_ending = False
-        self._watches_wire, self._rung = True, 0
+        self._is_ending, self._watches_wire, self._rung = False, True, 0
         self._thread = threading.Thread(target=self._run, name="horovod-relay", daemon=True)
         host.remote.beat()
         self._thread.start()
