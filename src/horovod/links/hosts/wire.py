@@ -26,6 +26,8 @@ __all__ = ["Wire", "descriptor_of", "has_more"]
 #: Bytes that may wait for a host that takes nothing, before it counts as lost.
 _MOST_WAITING = 256 << 20
 _PART_S, _LOOK_MS, _LINGER_MS = 2.0, 50, 1000
+#: How long to wait for a host before asking whether it has ended: most hosts answer sooner.
+_PATIENCE_S = 0.25
 _wires: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 
@@ -139,9 +141,10 @@ class Wire:
                 self._say(set(self.peers) - self._lost, frames.Bye())  # this shows which hosts are gone
             poll.poll(_LOOK_MS)
             self.pump()
-            for host in set(self.peers) - self._lost - self._parted:
-                if has_ended(host):
-                    self.drop(host)
+            if time.monotonic() > deadline - _PART_S + _PATIENCE_S:
+                for host in set(self.peers) - self._lost - self._parted:
+                    if has_ended(host):
+                        self.drop(host)
         with self._lock:
             self._is_closed = True
             _wires.discard(self)
