@@ -9,7 +9,7 @@ import pytest
 from horovod.core.membership_events import Assign, Position, Slot
 from horovod.launch.discovery import Answers, HostOffer, ScriptAnswer, read_answer
 from horovod.launch.elastic_members import ElasticMembers
-from horovod.launch.elastic_options import elastic_options
+from horovod.launch.elastic_options import elastic_options, seconds
 from horovod.launch.ledger import Ledger, Loss, signature
 
 A, B = HostOffer("a", 2), HostOffer("me@b", 3)
@@ -92,6 +92,13 @@ def test_an_elastic_job_starts_on_all_slots_of_an_allocation(most: str | None, s
     options = elastic_options({"--min-np": "1", "--max-np": most}, None, 3)
     assert options is not None
     assert (options.num_proc, options.minimum, options.maximum) == sizes
+
+
+@pytest.mark.parametrize("given", ["600", True, -1, float("inf"), float("nan")])
+def test_a_time_limit_that_is_no_number_of_seconds_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="elastic_timeout must be a number of seconds, at least 0"):
+        seconds(given, "elastic_timeout")
+    assert seconds(5, "elastic_timeout") == 5
 
 
 def test_other_options_of_an_elastic_job() -> None:
