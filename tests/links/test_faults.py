@@ -14,7 +14,7 @@ from harness import LIMIT_S, Ranks, run_ranks
 
 import horovod.numpy as hvd
 from horovod.errors import InitError, PeerLostError
-from horovod.links.hosts import meeting
+from horovod.links.hosts import link as hosts_link
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.shm import link
 from horovod.transports.hierarchical.allreduce import _Pipeline
@@ -194,13 +194,13 @@ def _looks_for_the_store_late(folder: Path) -> str:
         (folder / "left").touch()
         return ""
 
-    class LateStore(meeting.JobStore):
+    class LateStore(hosts_link.JobStore):
         def __init__(self, *args: Any, **named: Any) -> None:
             _await(folder, 1)
             super().__init__(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "JobStore", LateStore)
+        patch.setattr(hosts_link, "JobStore", LateStore)
         with pytest.raises(PeerLostError) as caught:
             hvd.init()
             hvd.allreduce(np.ones(3), name="never")
@@ -221,7 +221,7 @@ def _has_no_engine(folder: Path, victim: int) -> str:
 
     if rank == victim:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(InitError):
-            for module in (meeting, link):
+            for module in (hosts_link, link):
                 patch.setattr(module, "make_transport", fail)
             hvd.init()
         _await(folder, 3)  # it lives on

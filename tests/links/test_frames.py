@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.links.hosts import frames
-from horovod.links.hosts.clock import Clock
+from horovod.links.hosts.traces import Clock
 
 MESSAGES: list[frames.Message] = [
     frames.RankState(3, 4, 2, "killed", b"why"), frames.RankState(0, 1), frames.Question(1, 2, 3, 4),

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -37,21 +36,17 @@ def test_named_operations_in_another_order_on_every_rank(hosts: tuple[int, ...])
 
 
 def _count_messages(rounds: int) -> tuple[int, int]:
-    from horovod.links.hosts import channel, frames
+    from horovod.links.hosts import channel, frames, link
 
-    sent = []
+    sent: list[type] = []
 
-    class Counting(channel._Outbox):
-        def submit(self, rank: int, signature: int, note: int) -> None:
-            sent.append(frames.Submit)
-            super().submit(rank, signature, note)
-
-        def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
-            sent.append(frames.SubmitGroups)
-            super().submit_groups(leader, numbers)
+    class Counting(channel.RemoteDecider):
+        def _send(self) -> None:
+            sent.extend(map(type, self._batch))
+            super()._send()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channel, "_Outbox", Counting)
+        patch.setattr(link, "RemoteDecider", Counting)
         patch.setattr(channel, "_KEPT_S", 3600.0)  # however late a rank is on a busy machine
         hvd.init()
         for _ in range(rounds):
@@ -160,7 +155,7 @@ def _is_connected(stranger: socket.socket) -> bool:
 
 
 def _knocks() -> list[bool]:
-    from horovod.transports.doors import listening
+    from horovod.transports.socket_filter import listening
 
     found = []
     for members in ([0, 2], [1, 2]):

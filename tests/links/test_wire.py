@@ -70,7 +70,7 @@ def _hub(hwm: int = 0) -> Iterator[tuple[End, Callable[[int], zmq.Socket[bytes]]
 
         yield hub, connect
     finally:
-        curve.terminate(context)
+        context.destroy()
 
 
 def _together(hub: End, other: End, is_over: Callable[[], bool]) -> None:

@@ -17,9 +17,9 @@ import msgspec
 
 from horovod import _version
 from horovod.errors import HorovodInternalError
+from horovod.rendezvous.host_meeting import meet
+from horovod.rendezvous.keys import address_of, current_slot
 from horovod.rendezvous.messages import HostMeeting
-from horovod.rendezvous.names import address_of, current_slot
-from horovod.rendezvous.unix import meet
 from horovod.world import World
 
 __all__ = [
@@ -60,7 +60,7 @@ class Attempt(threading.Thread):
         self.error: HorovodInternalError | None = None
         self.arena = os.memfd_create(f"arena{rank}")
         self.control = os.memfd_create("control") if rank == 0 else -1
-        self._how = (self.arena, 4096 + rank, self.control, timeout_s)
+        self._how = (self.arena, 4096 + rank, self.control, timeout_s, rank)
         self.start()
 
     def run(self) -> None:
@@ -98,7 +98,7 @@ def dial(job: str) -> socket.socket:
 
 
 def greeting(rank: int = 1, size: int = 2, key: bytes = KEY, version: str = _version.__version__) -> bytes:
-    body = msgspec.msgpack.encode([rank, size, "elsewhere", os.getpid(), version, 4096])
+    body = msgspec.msgpack.encode([rank, size, "elsewhere", os.getpid(), version, 4096, rank])
     nonce = secrets.token_bytes(16)
     return hmac.digest(key, b"rank" + nonce + body, "sha256") + nonce + body
 
@@ -133,14 +133,14 @@ class Elsewhere:
     def __init__(self, job: str, rank: int, size: int) -> None:
         come = (
             "import os, sys\n"
-            "from horovod.rendezvous.unix import meet\n"
-            "from horovod.rendezvous import other_ranks as guest\n"
+            "from horovod.rendezvous.host_meeting import meet\n"
+            "from horovod.rendezvous import host_meeting as guest\n"
             "from horovod.world import World\n"
             "rank, size = map(int, sys.argv[2:])\n"
             "take_part = guest._take_part\n"
             "guest._take_part = lambda *a: print('here', flush=True) or take_part(*a)\n"
             "world = World(rank, size, rank, size, 0, 1, 'there', 'horovodrun', sys.argv[1], b'k' * 16)\n"
-            "meet(world, os.memfd_create('arena'), 4096, -1, 120.0)\n"
+            "meet(world, os.memfd_create('arena'), 4096, -1, 120.0, rank)\n"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", come, job, str(rank), str(size)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -28,8 +28,8 @@ from horovod.rendezvous.messages import HostMeeting
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import Control
+from horovod.transports.shm.flags import Spinner
 from horovod.transports.shm.mapping import create_memfd
-from horovod.transports.shm.spinner import Spinner
 from horovod.world import World
 
 __all__ = ["FILES", "Ranks", "on_stage"]
@@ -113,16 +113,15 @@ def _shm_links(stage: Stage, size: int, settings: Config) -> list[Link]:
     arena_fds = [create_memfd("horovod-arena-test", _ARENA_BYTES) for _ in range(size)]
 
     @contextlib.contextmanager
-    def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[shm.Shared]:
+    def sharing(world: World, settings: Config, page_bytes: int, rank: int) -> Iterator[shm.Shared]:
         # More cores than ranks, so that nobody makes room for anybody.
         control = Control(control_fd, world.rank, size, 4 * size)
         stage.words.update(zip(control._bell_address, range(size), strict=True))
-        arenas = [Arena(fd, _ARENA_BYTES, is_own=rank == world.rank) for rank, fd in enumerate(arena_fds)]
+        arenas = [Arena(fd, _ARENA_BYTES) for fd in arena_fds]
         pid_fds = [os.pidfd_open(os.getpid()) for _ in range(size)]
         pids, hosts = [os.getpid()] * size, ["here"] * size
-        yield shm.Shared(
-            HostMeeting(control_fd, arena_fds, [_ARENA_BYTES] * size, pid_fds, pids, hosts), control, arenas
-        )
+        sizes, ranks = [_ARENA_BYTES] * size, list(range(size))
+        yield shm.Shared(HostMeeting(control_fd, arena_fds, sizes, pid_fds, pids, hosts, ranks), control, arenas)
 
     try:
         with pytest.MonkeyPatch.context() as patch:

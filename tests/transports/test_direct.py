@@ -31,7 +31,7 @@ def _array(arena: Arena, nbytes: int = MIB) -> Array:
 def _arenas(nbytes: int = HEAP_START + 16 * MIB) -> tuple[Arena, Arena]:
     """Return an arena as its rank has it, and as another one does."""
     fd = create_memfd("horovod-test", nbytes)
-    arenas = Arena(fd, nbytes), Arena(fd, nbytes, is_own=False)
+    arenas = Arena(fd, nbytes), Arena(fd, nbytes)
     os.close(fd)
     return arenas
 

@@ -12,8 +12,7 @@ import pytest
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, Response, TensorSpec
 from horovod.transports.base import Entry, Work
-from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
-from horovod.transports.shm.caches import ROTATION_BYTES
+from horovod.transports.shm.arena import INLINE_BYTES, ROTATION_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import create_memfd
 from horovod.transports.shm.transport import ShmTransport, inline_limit

@@ -359,3 +359,10 @@ def test_factors_that_never_repeat_leave_no_tensors_and_count_the_same(
     for number in range(200):
         bits(1 + 1 / (number + 2), 2)
     assert len(kept) <= 64
+
+
+def test_bytes_of_one_element_whatever_its_stride() -> None:
+    one = torch.tensor([1, 2, 3, 4])[1::2][1:]
+    assert one.is_contiguous() and one.stride() == (2,)
+    assert bytes(kernels_named("torch").raw(one)) == (4).to_bytes(8, sys.byteorder)
+    assert bytes(kernels_named("torch").raw(torch.zeros(0, 3))) == b""

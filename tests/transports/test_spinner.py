@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from horovod.transports.shm import spinner
-from horovod.transports.shm.spinner import Spinner
+from horovod.transports.shm import flags
+from horovod.transports.shm.flags import Spinner
 
 
 class _Counted:
@@ -27,7 +27,7 @@ class _Counted:
 def counted(monkeypatch: pytest.MonkeyPatch) -> _Counted:
     counted = _Counted()
     monkeypatch.setattr(os, "sched_yield", counted.sched_yield)
-    monkeypatch.setattr(spinner.time, "monotonic", counted.monotonic)
+    monkeypatch.setattr(flags.time, "monotonic", counted.monotonic)
     return counted
 
 

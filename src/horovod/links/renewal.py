@@ -27,13 +27,8 @@ _VERDICT_S, _TRIES = 10.0, 3
 
 
 def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
-    """Meet the other ranks, if there are any, and return this rank's link.
-
-    Args:
-        world: the place of this process in the job.
-        settings: the settings.
-        number: counts the successful meetings of this job.
-        observer: detects stalls.
+    """Meet the other ranks, if there are any, and return this rank's link. ``number`` counts the successful meetings of
+    this job.
 
     Raises:
         InitError: this machine lacks a requirement, or the ranks did not find each other.
@@ -45,22 +40,15 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         return local.assemble(settings, number)
     if world.is_spread:
         # ZeroMQ takes a while to load, and one host does not need it.
-        from horovod.links.hosts import meeting
+        from horovod.links.hosts import link as hosts
 
-        return meeting.assemble(world, settings, number, observer)
+        return hosts.assemble(world, settings, number, observer)
     return shm.assemble(world, settings, number, observer)
 
 
 def connect(world: World, settings: Config, on_loss: Callable[[int, str], None]) -> tuple[MembershipClient, World]:
-    """Connect this process of an elastic job with the job service.
-
-    Args:
-        world: the place of this process, as its launcher says.
-        settings: the settings.
-        on_loss: as for ``MembershipClient``.
-
-    Returns:
-        The connection, and the place of this process until it has joined a generation.
+    """Connect this process of an elastic job with the job service; return the connection, and its place until it has
+    joined a generation. See ``MembershipClient`` for ``on_loss``.
 
     Raises:
         InitError: this is no process of an elastic job, or no service answers.
@@ -89,7 +77,7 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     if client.status.begun:  # a newcomer, which is not rank 0
         size = max(2, client.status.size)
         world = dataclasses.replace(world, rank=size - 1, size=size)
-    if client.status.is_spread:
+    if client.status.may_spread:
         from horovod.transports import between
 
         between.preload(settings, world.launcher)  # while the others train: it may take seconds
@@ -100,18 +88,9 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
 def renew(
     client: MembershipClient, base: World, settings: Config, observer: Observer, progress: int, digest: str
 ) -> tuple[World, Engine, MemberPlace]:
-    """Join the next generation of an elastic job.
-
-    Args:
-        client: the connection of this process with the job service.
-        base: the host, job and key of this process.
-        settings: the settings.
-        observer: watches the engine.
-        progress: number of steps that it has completed.
-        digest: hash of its state.
-
-    Returns:
-        The world of this process in that generation, its engine, which is not started yet, and its place.
+    """Join the next generation of an elastic job, with so many completed steps and this hash of the state. Return this
+    process's world in it, its engine, which is not started yet, and its place. ``base`` has the host, job and key of
+    this process.
 
     Raises:
         DismissedError: this process is no member any more.

@@ -9,9 +9,9 @@ import msgspec
 
 from horovod.core.requests import Kind, ReduceOp, Request, Response
 from horovod.transports.kernels import Buffer
-from horovod.transports.threads import are_spread
+from horovod.transports.libraries import are_spread
 
-__all__ = ["Entry", "Inline", "Transport", "Watch", "Work"]
+__all__ = ["Entry", "Transport", "Watch", "Work"]
 
 
 class Entry:
@@ -43,21 +43,15 @@ class Entry:
 
 
 class Work(msgspec.Struct, eq=False):
-    """This rank's side of one execution: where its data lies.
+    """This rank's side of one execution: where its data lies."""
 
-    Attributes:
-        kernels: name of the kernels that understand the buffers.
-        inputs: one contiguous buffer per tensor, read only.
-        outputs: one per tensor, written; the input itself for an operation in place; empty until the
-            transport knows the shape and calls ``allocate``.
-        slot: the transport's own, for data that was sent along with the request.
-        lend: the transport's own; returns memory for a result of so many bytes, or None.
-    """
-
-    kernels: str
-    inputs: Sequence[Buffer]
+    kernels: str  # name of the kernels that understand the buffers
+    inputs: Sequence[Buffer]  # one contiguous buffer per tensor, read only
+    # one per tensor, written; the input itself for an operation in place; empty until the transport knows the shape and
+    # calls `allocate`
     outputs: Sequence[Buffer]
-    slot: Any = None
+    slot: Any = None  # the transport's own, for data that was sent along with the request
+    # the transport's own; returns memory for a result of so many bytes, or None
     lend: Callable[[int], Any] | None = None
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
@@ -65,24 +59,16 @@ class Work(msgspec.Struct, eq=False):
         raise NotImplementedError
 
 
-class Inline(Protocol):
-    """State that a transport keeps to send the data of one kind of request along with each request of that kind."""
-
-
 class Transport(Protocol):
     """Moves and reduces the bytes of one log entry at a time.
 
     ``run`` may block: when an entry is in the log, all its members are ready and execute it next.
-
-    Attributes:
-        name: name of the transport.
-        is_awaited: whether a thread of this rank waits for a result, so that its cores are free for computing it.
-        fresh: the ``placement`` in a request of one tensor whose result the transport allocates; empty if the transport
-            does not care which side allocates it.
     """
 
     name: str
-    is_awaited: bool
+    is_awaited: bool  # whether a thread of this rank waits for a result, so that its cores are free for computing it
+    # the `placement` in a request of one tensor whose result the transport allocates; empty if the transport does not
+    # care which side allocates it
     fresh: tuple[int, ...]
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
@@ -99,30 +85,21 @@ class Transport(Protocol):
         """
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """Return the data with which other members reach the memory of tensors; empty if they cannot reach it.
-
-        Args:
-            addresses: address of the first byte of each tensor of a request.
+        """Return the data with which other members reach the memory of tensors, given by the addresses of their first
+        bytes; empty if they cannot reach it.
         """
 
     def fuse_class(self, request: Request) -> str:
         """Return a class: ``run`` may get neighbours in the log of one class as one batch; empty if it may not."""
 
-    def inline(self, kernels: str, request: Request, members: int) -> Inline | None:
-        """Return the state that ``offer`` needs for a request; None if its data is never sent along with it.
-
-        Args:
-            kernels: name of the kernels that understand the buffers.
-            request: the request, the same for every submission.
-            members: number of ranks of the process set.
+    def inline(self, kernels: str, request: Request, members: int) -> Any:
+        """Return the state that ``offer`` needs for a request, the same for every submission; None if its data is never
+        sent along with it. ``members`` is the number of ranks of its process set.
         """
 
     def offer(self, work: Work, inline: Any) -> int:
         """Send the data along with the request, if there is room; return a note for the other members, or ``NO_NOTE``.
-
-        Args:
-            work: the submission with the inputs.
-            inline: the result of ``inline`` for this request.
+        ``inline`` is the result of that method for this request.
         """
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:

@@ -6,18 +6,21 @@ import contextlib
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from horovod.config import Config
 from horovod.errors import InitError
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
-from horovod.transports.groups import Groups, Store, wait_until
+from horovod.transports.groups import Groups, wait_until
 from horovod.transports.hierarchical.mailbox import Mailbox
 from horovod.transports.selection import choose, installed, wants_nccl
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
+
+if TYPE_CHECKING:
+    from horovod.rendezvous.client import JobStore
 
 __all__ = ["make_transport", "preload"]
 
@@ -25,12 +28,7 @@ _REACHED = "address-of-rank-0"
 
 
 def preload(settings: Config, launcher: str) -> None:
-    """Import the engine between hosts.
-
-    Args:
-        settings: the settings, which may name an engine.
-        launcher: the launcher of the job, see ``World.launcher``.
-    """
+    """Import the engine between hosts."""
     with contextlib.suppress(InitError, ImportError):  # the ranks report it when they need the engine
         choice = choose(settings, launcher, True, installed())
         if choice is not None:
@@ -48,21 +46,13 @@ def make_transport(
     launcher: str,
     topology: Topology,
     shm: ShmTransport,
-    open_store: Callable[[], Store],
+    open_store: Callable[[], JobStore],
     watch: Watch,
     mailbox: Mailbox | None = None,
 ) -> Transport:
-    """Return the transport of this rank.
-
-    Args:
-        settings: the settings, which may name an engine.
-        launcher: the launcher of the job, see ``World.launcher``.
-        topology: which ranks share a host.
-        shm: the unused transport of this rank's host; the returned transport closes it.
-        open_store: returns the table in which ranks publish their addresses; called if an engine needs it. The
-            returned transport closes the table.
-        watch: asked about ranks, by their numbers in the job.
-        mailbox: data that travels with requests; None if no data does.
+    """Return the transport of this rank, which closes ``shm``, the unused transport of its host, and the table of
+    ``open_store``, in which ranks publish their addresses if an engine needs that. No data travels with requests if
+    ``mailbox`` is None.
 
     Raises:
         InitError: a requirement of an engine is missing.
@@ -77,9 +67,9 @@ def make_transport(
         importlib.import_module("horovod.transports.nccl").check_nccl()
         if topology.rank == 0:
             logger.info("tensors of a GPU move over nccl (HOROVOD_GPU_OPERATIONS)")
-    opened: list[Store] = []
+    opened: list[JobStore] = []
 
-    def the_store() -> Store:
+    def the_store() -> JobStore:
         if not opened:
             opened.append(open_store())
         return opened[0]
@@ -98,7 +88,7 @@ def make_transport(
         for store in opened:
             store.close()
         raise
-    transport = shm if choice is None else _over(made, choice.is_hierarchical, topology, shm, watch, mailbox)
+    transport = shm if choice is None else _over(made, choice.is_hierarchical, topology, shm, mailbox)
     if not with_nccl:
         return transport
     on_device = importlib.import_module("horovod.transports.on_device")
@@ -107,24 +97,21 @@ def make_transport(
 
 
 def _over(
-    made: Sequence[Groups], is_hierarchical: bool, topology: Topology, shm: ShmTransport, watch: Watch,
-    mailbox: Mailbox | None,
+    made: Sequence[Groups], is_hierarchical: bool, topology: Topology, shm: ShmTransport, mailbox: Mailbox | None
 ) -> Transport:  # fmt: skip
     """Return the transport over the first engine; it moves data of devices over the last engine."""
     from horovod.transports.hierarchical.transport import HierarchicalTransport
 
     if not is_hierarchical:
-        transport = HierarchicalTransport(topology, made[0], watch, device_groups=made[-1], mailbox=mailbox)
-        transport.adopt(shm)
-        return transport
+        return HierarchicalTransport(topology, made[0], device_groups=made[-1], mailbox=mailbox, closes=shm)
     size = shm.control.size
     # In a test, several hosts may be parts of one machine.
     indices = {rank: rank for rank in range(size)} if size == topology.size else None
-    return HierarchicalTransport(topology, made[0], watch, shm, indices, made[-1], mailbox)
+    return HierarchicalTransport(topology, made[0], shm, indices, made[-1], mailbox)
 
 
 def _groups(
-    engine: str, settings: Config, topology: Topology, open_store: Callable[[], Store], watch: Watch
+    engine: str, settings: Config, topology: Topology, open_store: Callable[[], JobStore], watch: Watch
 ) -> Groups:  # fmt: skip
     groups: Groups
     module = _module_of(engine)
@@ -142,18 +129,11 @@ def _groups(
     return groups
 
 
-def _address(topology: Topology, store: Store, towards: Callable[[str], str], watch: Watch, limit_s: float) -> str:
-    """Return the address at which other hosts reach this host.
+def _address(topology: Topology, store: JobStore, towards: Callable[[str], str], watch: Watch, limit_s: float) -> str:
+    """Return the address at which other hosts reach this host: the one from which packets to an endpoint leave.
 
     Gloo wants one address family on all ranks, but each rank has reached the store at the first address that answered.
-    So the address that the second host's first rank has reached decides for all.
-
-    Args:
-        topology: the hosts.
-        store: where ranks agree.
-        towards: returns the address of this host from which packets to an endpoint leave.
-        watch: asked about the second host's first rank while waiting for it.
-        limit_s: how long to wait for it.
+    So the address that the second host's first rank has reached decides for all; it is waited for.
 
     Raises:
         PeerLostError: that rank is lost.
@@ -175,7 +155,7 @@ def _address(topology: Topology, store: Store, towards: Callable[[str], str], wa
     return towards(f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}")
 
 
-def _said_by(rank: int, store: Store, watch: Watch, limit_s: float) -> str:
+def _said_by(rank: int, store: JobStore, watch: Watch, limit_s: float) -> str:
     """Return the address at which a rank has reached the store."""
     found: list[bytes] = []
     deadline = time.monotonic() + limit_s

@@ -16,45 +16,16 @@ import numpy as np
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Watch
 
-__all__ = ["Bytes", "Group", "Groups", "Pending", "Store", "failed", "wait_until"]
+__all__ = ["Bytes", "Group", "Groups", "Pending", "failed", "look_for", "wait_until"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: Seconds between two checks of the awaited ranks; and between two looks for an alarm that requires a check at once.
-SLICE_S, _LOOK_S = 0.1, 0.02
+_SLICE_S, _LOOK_S = 0.1, 0.02
+#: Increase of the pause between two looks of ``look_for``, and the longest pause, in seconds.
+_PAUSE_S, _LONGEST_PAUSE_S = 10e-6, 200e-6
 #: Seconds that may pass until a rank whose connection broke is known as lost.
 _GRACE_S = 3.0
-
-
-class Store(Protocol):
-    """A table that all ranks read and write.
-
-    Attributes:
-        endpoint: the address at which it was reached.
-    """
-
-    endpoint: str
-
-    def set(self, key: str, value: bytes) -> None:
-        """Set ``key`` to ``value``, for all ranks."""
-
-    def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """Return the value of ``key``, as soon as some rank has set it."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 at first, and return the sum."""
-
-    def check(self, key: str) -> bool:
-        """Return whether ``key`` has a value."""
-
-    def delete(self, key: str) -> bool:
-        """Forget ``key``; return whether it had a value."""
-
-    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
-        """Block until all ``keys`` have values."""
-
-    def close(self) -> None:
-        """Close the connection; a thread that waits here gets a ConnectionError."""
 
 
 class Pending(Protocol):
@@ -71,15 +42,10 @@ class Pending(Protocol):
 
 
 class Group(Protocol):
-    """Ranks that all call the same operations in the same order. Memory of an operation is in use until it is over.
+    """Ranks that all call the same operations in the same order. Memory of an operation is in use until it is over."""
 
-    Attributes:
-        ranks: global ranks, in their order in the group.
-        me: this rank's place among them.
-    """
-
-    ranks: tuple[int, ...]
-    me: int
+    ranks: tuple[int, ...]  # global ranks, in their order in the group
+    me: int  # this rank's place among them
 
     def exchange(
         self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
@@ -94,11 +60,7 @@ class Group(Protocol):
 
 
 class Groups(Protocol):
-    """An engine between hosts.
-
-    Attributes:
-        name: name of the engine.
-    """
+    """An engine between hosts."""
 
     name: str
 
@@ -110,17 +72,13 @@ class Groups(Protocol):
 
 
 def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Watch) -> None:
-    """Block until an operation is over.
-
-    Args:
-        is_over: waits for the operation for the given seconds at most; returns whether it is over.
-        ranks: the other ranks on which the operation depends.
-        watch: asked about these ranks meanwhile.
+    """Block until an operation is over; ``is_over`` waits for it for the given seconds at most. Meanwhile ``watch`` is
+    asked about the other ranks on which it depends.
     """
     started = checked = time.monotonic()
     while not is_over(_LOOK_S):
         clock = time.monotonic()
-        if watch.is_alarmed or clock - checked >= SLICE_S:
+        if watch.is_alarmed or clock - checked >= _SLICE_S:
             checked = clock
             try:
                 for rank in ranks:
@@ -132,14 +90,19 @@ def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Wa
                 raise
 
 
+def look_for(is_there: Callable[[], bool], slice_s: float) -> bool:
+    """Poll ``is_there`` for ``slice_s`` seconds at most, less and less often; return whether it was true."""
+    deadline, pause_s = time.monotonic() + slice_s, 0.0
+    while not is_there():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(pause_s + _PAUSE_S, _LONGEST_PAUSE_S)
+    return True
+
+
 def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> HorovodInternalError:
     """Return the error to raise after an engine's failure; first check for some seconds whether a rank is lost.
-
-    Args:
-        error: the error of the engine.
-        name: name of the engine.
-        ranks: the other ranks of the group.
-        watch: asked about these ranks.
 
     Raises:
         PeerLostError: one of these ranks is lost.

@@ -98,11 +98,7 @@ def in_blocks(reducer: Reducer) -> Reducer:
 
 
 class Kernels(Protocol):
-    """The functions that a transport needs from an array library.
-
-    Attributes:
-        name: name of the library.
-    """
+    """The functions that a transport needs from an array library."""
 
     name: str
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from horovod.core.requests import ReduceOp
+from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.transports.kernels import (
     Copier,
     Kernels,
@@ -23,25 +23,9 @@ from horovod.transports.kernels import (
 )
 from horovod.transports.kernels_numpy import NumpyKernels
 
-__all__ = ["DTYPES", "TorchKernels"]
+__all__ = ["DTYPES", "TorchKernels", "as_bytes"]
 
-DTYPES: dict[str, torch.dtype] = {
-    "bool": torch.bool,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "uint16": torch.uint16,
-    "int16": torch.int16,
-    "uint32": torch.uint32,
-    "int32": torch.int32,
-    "uint64": torch.uint64,
-    "int64": torch.int64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 _HALF = (torch.float16, torch.bfloat16)
 #: The dtypes in which averages are added and divided; for other dtypes numpy has a wider one.
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -64,6 +48,11 @@ _BOOL_PAIR: dict[ReduceOp, Any] = {
     ReduceOp.MIN: torch.logical_and,
     ReduceOp.PRODUCT: torch.logical_and,
 }
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor's memory as bytes; torch counts one element as contiguous, whatever its stride."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _openmp() -> Callable[[int], None] | None:
@@ -107,7 +96,7 @@ class TorchKernels(Kernels):
         return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count, offset=offset).view(shape)
 
     def raw(self, buffer: torch.Tensor) -> Any:
-        return buffer.detach().reshape(-1).view(torch.uint8).numpy()
+        return as_bytes(buffer.detach()).numpy()
 
     def scratch(self, dtype: str, count: int) -> torch.Tensor:
         with torch.inference_mode(False):
@@ -134,10 +123,10 @@ class TorchKernels(Kernels):
         kind = DTYPES[dtype]
         if kind is torch.bool:
             return _plain(_BOOL_PAIR[op])
-        if dtype in _NOT_IN_TORCH:
-            return _through_numpy(NumpyKernels().reducer(dtype, op, prescale, postscale, divisor))
         floating = kind.is_floating_point or kind.is_complex
-        pair = _PAIR[op]
+        is_plain = op is not ReduceOp.AVERAGE and prescale == postscale == 1.0
+        if dtype in _NOT_IN_TORCH or not (floating or is_plain):
+            return _through_numpy(NumpyKernels().reducer(dtype, op, prescale, postscale, divisor))
         if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
             divide, factor = divisor_and_factor(postscale, divisor if op is ReduceOp.AVERAGE else 1)
             if kind in _HALF:
@@ -150,13 +139,7 @@ class TorchKernels(Kernels):
             # The average is rounded once, so that equal tensors average to themselves; then it is scaled.
             mean = followed_by(_wide_sum(_WIDER[kind], 1.0, divide), factor, _constant(factor, kind))
             return _prescaled(in_blocks(mean), prescale)
-        if op is ReduceOp.AVERAGE and prescale == postscale == 1.0:
-            return _integer_average(kind, divisor)
-        if op is ReduceOp.AVERAGE or (op is ReduceOp.SUM and postscale != 1.0):
-            return _scaled_integer_sum(prescale, postscale, divisor if op is ReduceOp.AVERAGE else 1)
-        if prescale == 1.0 and postscale == 1.0:
-            return _plain(pair)
-        return _scaled(pair, prescale, postscale, floating)
+        return _plain(_PAIR[op]) if is_plain else _scaled(_PAIR[op], prescale, postscale)
 
     def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
         kind = DTYPES[dtype]
@@ -297,42 +280,9 @@ def _wide_sum(wide: torch.dtype, factor: float, divide: int) -> Reducer:
     return reduce
 
 
-def _integer_average(kind: torch.dtype, divisor: int) -> Reducer:
-    # A divisor may not fit into eight bits.
-    wide = torch.int32 if kind.itemsize < 4 else kind
-
-    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        # Quotients and remainders are added apart: the sum of the values may be out of range.
-        quotients, remainders = torch.zeros_like(dst, dtype=wide), torch.zeros_like(dst, dtype=wide)
-        for src in srcs:
-            value = src.to(wide)
-            quotient = value.div(divisor, rounding_mode="floor")
-            quotients += quotient
-            remainders += value - quotient * divisor
-        carry = remainders.div(divisor, rounding_mode="floor")
-        quotients += carry
-        # Truncate toward zero, as Horovod does.
-        quotients += (quotients < 0) & (remainders != carry * divisor)
-        dst.copy_(quotients)
-
-    return in_blocks(reduce)
-
-
-def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reducer:
-    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        total = torch.zeros_like(dst, dtype=torch.float64)
-        for src in srcs:
-            total += (src.to(torch.float64) * prescale).trunc_()
-        dst.copy_((total * postscale / divide).trunc_())
-
-    return in_blocks(reduce)
-
-
-def _scaled(pair: Any, prescale: float, postscale: float, floating: bool) -> Reducer:
+def _scaled(pair: Any, prescale: float, postscale: float) -> Reducer:
     def scale(value: torch.Tensor, factor: float) -> torch.Tensor:
-        if factor == 1.0:
-            return value
-        return value * factor if floating else (value.to(torch.float64) * factor).trunc().to(value.dtype)
+        return value if factor == 1.0 else value * factor
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         total = scale(srcs[0], prescale)

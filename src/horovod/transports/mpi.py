@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import mpi4py
 import numpy as np
 
-from horovod.errors import HorovodInternalError, InitError
+from horovod.errors import InitError
 from horovod.transports.base import Watch
-from horovod.transports.groups import SLICE_S, Bytes, Group, Pending, failed
+from horovod.transports.groups import Bytes, Group, Pending, failed, look_for, wait_until
 
 __all__ = ["MpiGroups"]
 
-#: Seconds to poll without a pause, and seconds of each later pause: MPI moves data while it is polled.
-_LOOKS_S, _PAUSE_S = 0.0005, 0.0002
-
 
 class _Operation:
-    """See ``Pending``.
-
-    Args:
-        request: MPI's request.
-        group: the group of the operation.
-        kept: memory that is needed until the operation is over.
-    """
+    """See ``Pending``. ``kept`` is memory that is needed until the operation is over."""
 
     def __init__(self, request: Any, group: _MpiGroup, kept: object) -> None:
         self._request, self._group, self._kept = request, group, kept
 
     def wait(self) -> None:
         request, group = self._request, self._group
-        started = checked = time.monotonic()
         try:
-            while not request.Test():
-                clock = time.monotonic()
-                if group.watch.is_alarmed or clock - checked >= SLICE_S:
-                    checked = clock
-                    try:
-                        for rank in group.others:
-                            group.watch.check(rank, clock - started)
-                    except HorovodInternalError:
-                        if not request.Test():
-                            raise  # else it did its part, and then left or failed, since this rank looked
-                        break
-                if clock - started < _LOOKS_S:
-                    os.sched_yield()
-                else:
-                    time.sleep(_PAUSE_S)
+            wait_until(lambda slice_s: look_for(request.Test, slice_s), group.others, group.watch)
         except group.error as error:
             raise failed(error, "mpi", group.others, group.watch) from None
         self._kept = None
@@ -92,13 +66,7 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 class MpiGroups:
-    """See ``Groups``.
-
-    Args:
-        rank: this rank.
-        size: number of ranks.
-        watch: asked while waiting.
-        threads_disabled: whether the user wants no threads in MPI.
+    """See ``Groups``. With ``threads_disabled`` the user wants no threads in MPI.
 
     Raises:
         InitError: the ranks were not started by MPI, or the script has started MPI without support of threads.

@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod.core.requests import ReduceOp
 from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
-from horovod.transports.groups import Store, failed, wait_until
+from horovod.transports.groups import failed, look_for, wait_until
 
-__all__ = ["NcclGroups", "check_nccl"]
+if TYPE_CHECKING:
+    from horovod.rendezvous.client import JobStore
+
+__all__ = ["NcclGroup", "NcclGroups", "check_nccl"]
 
 _LIBRARY = "libnccl.so.2"
 _SUCCESS, _IN_PROGRESS = 0, 7
@@ -40,8 +42,6 @@ _DTYPES = {
     torch.bfloat16: 9,
 }
 _OPS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
-#: Increase of the pause between two looks at a device, and the longest pause, in seconds.
-_PAUSE_S, _LONGEST_PAUSE_S = 10e-6, 200e-6
 _ONE_GPU = (
     "NCCL needs a GPU for each rank, and several ranks use the same one: call torch.cuda.set_device(hvd.local_rank()) "
     "after hvd.init(), or start no more ranks than there are GPUs"
@@ -125,8 +125,8 @@ def check_nccl() -> None:
         raise InitError(f"{asked} needs NCCL 2.14 or newer; this one says {version.value}")
 
 
-class _NcclGroup:
-    """See ``DeviceGroup``."""
+class NcclGroup:
+    """Ranks that all call the same operations in the same order; operations run on the current stream."""
 
     def __init__(self, communicator: ctypes.c_void_p, ranks: Sequence[int], me: int, watch: Watch) -> None:
         self._communicator: ctypes.c_void_p | None = communicator
@@ -135,17 +135,20 @@ class _NcclGroup:
         self._nccl = _library()
 
     def reduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """Combine tensors of one dtype over all ranks, in place."""
         with self._together():
             for tensor in tensors:
                 at, kind = tensor.data_ptr(), _DTYPES[tensor.dtype]
                 self._call("ncclAllReduce", at, at, tensor.numel(), kind, _OPS[op])
 
     def reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, op: ReduceOp) -> None:
+        """Combine a tensor over all ranks; each rank gets an equal part."""
         with self._together():
             kind = _DTYPES[part.dtype]
             self._call("ncclReduceScatter", whole.data_ptr(), part.data_ptr(), part.numel(), kind, _OPS[op])
 
     def gather(self, part: torch.Tensor, whole: torch.Tensor, counts: Sequence[int]) -> None:
+        """Concatenate the bytes of all ranks, ``counts`` of each, on all ranks."""
         kind, target = _DTYPES[torch.uint8], whole.data_ptr()
         with self._together():
             if len(set(counts)) == 1:
@@ -158,6 +161,7 @@ class _NcclGroup:
                 target += count
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy the bytes of the rank at place ``root`` to all others."""
         with self._together():
             at = tensor.data_ptr()
             self._call("ncclBroadcast", at, at, tensor.numel(), _DTYPES[torch.uint8], root)
@@ -165,6 +169,7 @@ class _NcclGroup:
     def exchange(
         self, send: torch.Tensor, send_counts: Sequence[int], receive: torch.Tensor, receive_counts: Sequence[int]
     ) -> None:
+        """Send the i-th part of the bytes to the i-th rank, and receive its part for this one."""
         kind, source, target = _DTYPES[torch.uint8], send.data_ptr(), receive.data_ptr()
         with self._together():
             for place, (sent, received) in enumerate(zip(send_counts, receive_counts, strict=True)):
@@ -175,10 +180,17 @@ class _NcclGroup:
                 source, target = source + sent, target + received
 
     def wait(self) -> None:
+        """Block until the work on the current stream is done.
+
+        Raises:
+            PeerLostError: a rank of the group died meanwhile.
+            StallError: a rank did not go on within the timeout.
+            HorovodInternalError: NCCL failed.
+        """
         event = torch.cuda.current_stream().record_event()
 
         def is_over(slice_s: float) -> bool:
-            found = _look_for(event.query, slice_s)
+            found = look_for(event.query, slice_s)
             if not found:
                 self._check(self._state())
             return found
@@ -209,7 +221,7 @@ class _NcclGroup:
 
     def _is_settled(self, slice_s: float) -> bool:
         """Check for a moment whether NCCL has done its pending calls."""
-        found = _look_for(lambda: self._state() != _IN_PROGRESS, slice_s)
+        found = look_for(lambda: self._state() != _IN_PROGRESS, slice_s)
         if found:
             self._check(self._state())
         return found
@@ -254,41 +266,24 @@ class _NcclError(Exception):
     """An error that NCCL has reported."""
 
 
-def _look_for(is_there: Callable[[], bool], slice_s: float) -> bool:
-    """Poll ``is_there`` for ``slice_s`` seconds at most, less and less often; return whether it was true."""
-    deadline, pause_s = time.monotonic() + slice_s, 0.0
-    while not is_there():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(pause_s + _PAUSE_S, _LONGEST_PAUSE_S)
-    return True
-
-
 class NcclGroups:
-    """See ``DeviceGroups``.
-
-    Args:
-        rank: this rank.
-        store: where ranks publish how to find each other.
-        watch: asked while waiting.
-    """
+    """Ranks whose GPUs exchange tensors; in ``store`` they publish how to find each other."""
 
     name = "nccl"
 
-    def __init__(self, rank: int, store: Store, watch: Watch) -> None:
+    def __init__(self, rank: int, store: JobStore, watch: Watch) -> None:
         self._rank, self._store, self._watch = rank, store, watch
-        self._groups: dict[tuple[int, ...], _NcclGroup] = {}
+        self._groups: dict[tuple[int, ...], NcclGroup] = {}
 
-    def group(self, ranks: Sequence[int], device: torch.device) -> _NcclGroup:
-        """Return the group of some ranks; connect them when they first ask for it."""
+    def group(self, ranks: Sequence[int], device: torch.device) -> NcclGroup:
+        """Return the group of some ranks, which all first ask for it at the same point of the log, and connect then."""
         key = tuple(ranks)
         found = self._groups.get(key)
         if found is None:
             found = self._groups[key] = self._make(key, device)
         return found
 
-    def _make(self, ranks: tuple[int, ...], device: torch.device) -> _NcclGroup:
+    def _make(self, ranks: tuple[int, ...], device: torch.device) -> NcclGroup:
         nccl, me, own = _library(), ranks.index(self._rank), _Id()
         others = [rank for rank in ranks if rank != self._rank]
         key = f"nccl/{','.join(map(str, ranks))}"
@@ -309,7 +304,7 @@ class NcclGroups:
             result = nccl.ncclCommInitRankConfig(
                 ctypes.byref(communicator), len(ranks), _Id.from_buffer_copy(said[0]), me, ctypes.byref(config)
             )
-            group = _NcclGroup(communicator, ranks, me, self._watch)
+            group = NcclGroup(communicator, ranks, me, self._watch)
             if result not in (_SUCCESS, _IN_PROGRESS):
                 raise failed(_NcclError(nccl.ncclGetErrorString(result).decode()), "nccl", others, self._watch)
             group.connect()

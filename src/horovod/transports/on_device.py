@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,12 @@ from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request, Response
 from horovod.errors import RequestError
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Transport, Work
+from horovod.transports.kernels_torch import as_bytes
 
-__all__ = ["ROUTINES", "DeviceGroup", "DeviceGroups", "DeviceTransport", "execute"]
+if TYPE_CHECKING:
+    from horovod.transports.nccl import NcclGroup, NcclGroups
+
+__all__ = ["ROUTINES", "DeviceTransport", "execute"]
 
 #: The dtypes that NCCL can sum; it can move all.
 _ARITHMETIC = frozenset({"bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
@@ -33,62 +37,10 @@ _Batch = Sequence[tuple[Entry, Work]]
 _streams: dict[torch.device, Any] = {}
 
 
-class DeviceGroup(Protocol):
-    """Ranks that all call the same operations in the same order; operations run on the current stream."""
-
-    def reduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
-        """Combine tensors of one dtype over all ranks, in place."""
-
-    def reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, op: ReduceOp) -> None:
-        """Combine a tensor over all ranks; each rank gets an equal part."""
-
-    def gather(self, part: torch.Tensor, whole: torch.Tensor, counts: Sequence[int]) -> None:
-        """Concatenate the bytes of all ranks, ``counts`` of each, on all ranks."""
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Copy the bytes of the rank at place ``root`` to all others."""
-
-    def exchange(
-        self, send: torch.Tensor, send_counts: Sequence[int], receive: torch.Tensor, receive_counts: Sequence[int]
-    ) -> None:
-        """Send the i-th part of the bytes to the i-th rank, and receive its part for this one."""
-
-    def wait(self) -> None:
-        """Block until the work on the current stream is done.
-
-        Raises:
-            PeerLostError: a rank of the group died meanwhile.
-            StallError: a rank did not go on within the timeout.
-            HorovodInternalError: the transport failed.
-        """
-
-
-class DeviceGroups(Protocol):
-    """Ranks whose devices exchange tensors.
-
-    Attributes:
-        name: name of the engine.
-    """
-
-    name: str
-
-    def group(self, ranks: Sequence[int], device: torch.device) -> DeviceGroup:
-        """Return the group of some ranks; all of them first ask for it at the same point of the log."""
-
-    def close(self) -> None:
-        """End all groups."""
-
-
 class DeviceTransport(Transport):
-    """See ``Transport``.
+    """See ``Transport``. ``inner`` moves tensors in host memory, ``groups`` those of the device."""
 
-    Args:
-        inner: moves tensors in host memory.
-        groups: move tensors of the device.
-        device: the kind of device.
-    """
-
-    def __init__(self, inner: Transport, groups: DeviceGroups, device: str = "cuda") -> None:
+    def __init__(self, inner: Transport, groups: NcclGroups, device: str = "cuda") -> None:
         self._inner, self._groups, self._device = inner, groups, device
         self.name = f"{inner.name}, and {groups.name} on {device}"
         self.fresh = inner.fresh
@@ -172,13 +124,8 @@ class DeviceTransport(Transport):
         self._inner.close()
 
 
-def execute(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> None:
-    """Execute an entry whose tensors are on a device; blocks until the results are there.
-
-    Args:
-        group: the group of the members; None for one rank alone.
-        batch: as in ``Transport.run``.
-    """
+def execute(group: NcclGroup | None, batch: Sequence[tuple[Entry, Work]]) -> None:
+    """Execute an entry whose tensors are on a device; blocks until the results are there. One rank has no group."""
     entry, work = batch[0]
     with _on_stream(work.inputs[0].device) as stream:
         ROUTINES[entry.response.kind](group, batch)
@@ -201,7 +148,7 @@ def _on_stream(device: torch.device) -> Iterator[Any]:
         yield stream
 
 
-def _allreduce(group: DeviceGroup | None, batch: _Batch) -> None:
+def _allreduce(group: NcclGroup | None, batch: _Batch) -> None:
     """Reduce the tensors of all works, which have the same arguments; tensors of one dtype at once."""
     outputs: dict[torch.dtype, list[torch.Tensor]] = {}
     for entry, work in batch:
@@ -215,7 +162,7 @@ def _allreduce(group: DeviceGroup | None, batch: _Batch) -> None:
         _reduce(group, batch[0][0].response, alike)
 
 
-def _reducescatter(group: DeviceGroup | None, batch: _Batch) -> None:
+def _reducescatter(group: NcclGroup | None, batch: _Batch) -> None:
     """Reduce, and keep this rank's rows."""
     entry, work = batch[0]
     response = entry.response
@@ -235,15 +182,10 @@ def _reducescatter(group: DeviceGroup | None, batch: _Batch) -> None:
 
 
 def _reduce(
-    group: DeviceGroup | None, response: Response, tensors: list[torch.Tensor], part: torch.Tensor | None = None
+    group: NcclGroup | None, response: Response, tensors: list[torch.Tensor], part: torch.Tensor | None = None
 ) -> None:
-    """Scale, reduce, and scale the result.
-
-    Args:
-        group: the group of the members; None for one rank alone.
-        response: the entry.
-        tensors: the tensors to reduce, of one dtype, none of them empty; they are overwritten.
-        part: receives this rank's equal part of the only tensor; None to reduce whole tensors in place.
+    """Scale, reduce, and scale the result, in place; the tensors have one dtype, and none is empty. ``part`` receives
+    this rank's equal part of the only tensor; None reduces whole tensors. One rank alone has no group.
     """
     request = response.requests[0]
     op, before, after, divisor = request.op, request.prescale, request.postscale, 1
@@ -271,7 +213,7 @@ def _reduce(
         _scale(result, after, divisor)
 
 
-def _average_integers(group: DeviceGroup | None, response: Response, whole: torch.Tensor, result: torch.Tensor) -> None:
+def _average_integers(group: NcclGroup | None, response: Response, whole: torch.Tensor, result: torch.Tensor) -> None:
     """Write the average of integers, or this rank's part of it, to ``result``, truncated toward zero.
 
     Their sum may be out of range, so quotients and remainders are added apart. Scaled integers are added as float64.
@@ -317,7 +259,7 @@ def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
         tensor.copy_((tensor.to(torch.float64) * factor).trunc_())
 
 
-def _broadcast(group: DeviceGroup | None, batch: _Batch) -> None:
+def _broadcast(group: NcclGroup | None, batch: _Batch) -> None:
     """Copy the root's tensors to all members."""
     entry, work = batch[0]
     response = entry.response
@@ -327,10 +269,10 @@ def _broadcast(group: DeviceGroup | None, batch: _Batch) -> None:
         if output is not work.inputs[index] and entry.me == root:
             output.copy_(work.inputs[index])
         if spec.count and group is not None:
-            group.broadcast(_as_bytes(output), root)
+            group.broadcast(as_bytes(output), root)
 
 
-def _allgather(group: DeviceGroup | None, batch: _Batch) -> None:
+def _allgather(group: NcclGroup | None, batch: _Batch) -> None:
     """Concatenate every member's rows."""
     entry, work = batch[0]
     response = entry.response
@@ -341,10 +283,10 @@ def _allgather(group: DeviceGroup | None, batch: _Batch) -> None:
             output.copy_(work.inputs[index])
         elif output.numel():
             counts = [one.nbytes for one in specs]
-            group.gather(_as_bytes(work.inputs[index]), _as_bytes(output), counts)
+            group.gather(as_bytes(work.inputs[index]), as_bytes(output), counts)
 
 
-def _alltoall(group: DeviceGroup | None, batch: _Batch) -> None:
+def _alltoall(group: NcclGroup | None, batch: _Batch) -> None:
     """Send each member its rows, and receive this rank's rows."""
     entry, work = batch[0]
     spec = entry.response.requests[0].tensors[0]
@@ -356,15 +298,10 @@ def _alltoall(group: DeviceGroup | None, batch: _Batch) -> None:
         output.copy_(work.inputs[0])
     elif nbytes and any(map(any, entry.splits)):
         give, take = ([rows * nbytes for rows in counts] for counts in (entry.splits[entry.me], received))
-        group.exchange(_as_bytes(work.inputs[0]), give, _as_bytes(output), take)
+        group.exchange(as_bytes(work.inputs[0]), give, as_bytes(output), take)
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # Torch refuses to view an empty tensor as another dtype.
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
-
-
-ROUTINES: dict[Kind, Callable[[DeviceGroup | None, _Batch], None]] = {
+ROUTINES: dict[Kind, Callable[[NcclGroup | None, _Batch], None]] = {
     Kind.ALLREDUCE: _allreduce,
     Kind.ALLGATHER: _allgather,
     Kind.BROADCAST: _broadcast,

@@ -12,19 +12,12 @@ LINE = 64
 
 
 class Piece(NamedTuple):
-    """A part of one tensor.
+    """A part of one tensor."""
 
-    Attributes:
-        segment: index of the tensor.
-        low: its first element.
-        high: the element behind its last one.
-        position: its first byte in the stretch.
-    """
-
-    segment: int
-    low: int
-    high: int
-    position: int
+    segment: int  # index of the tensor
+    low: int  # its first element
+    high: int  # the element behind its last one
+    position: int  # its first byte in the stretch
 
 
 def aligned(nbytes: int) -> int:

@@ -31,13 +31,7 @@ _IDLE_S = 5.0
 
 
 class Region:
-    """Memory of a block.
-
-    Args:
-        memory: the mapping in which it lies.
-        start: its first byte there.
-        place: where other ranks reach it, or -1 if they cannot.
-    """
+    """Memory of a block. ``place`` is where other ranks reach it, or -1 if they cannot."""
 
     __slots__ = ("memory", "place", "start")
 
@@ -68,35 +62,20 @@ def private_region(nbytes: int) -> Region | None:
 
 
 class Block:
-    """Memory that is lent as a whole.
-
-    Attributes:
-        region: the memory.
-        nbytes: its size.
-        view: the type of the lent buffer; making this type takes longer than all the rest of lending.
-        freed_s: when it came back, in seconds of the clock.
-    """
+    """Memory that is lent as a whole."""
 
     __slots__ = ("freed_s", "nbytes", "region", "view")
 
     def __init__(self, region: Region, nbytes: int) -> None:
         self.region = region
         self.nbytes = nbytes
+        # the type of the lent buffer; making this type takes longer than all the rest of lending
         self.view = ctypes.c_char * nbytes
-        self.freed_s = 0.0
+        self.freed_s = 0.0  # when it came back, in seconds of the clock
 
 
 class ResultPool:
-    """Lends memory; see the module.
-
-    Args:
-        most_free_bytes: maximum bytes of the free blocks.
-        clock: returns seconds, to measure for how long blocks have been free.
-        make: returns memory for a new block.
-
-    Attributes:
-        place: where other ranks reach the block that was lent last, or -1.
-    """
+    """Lends memory; see the module. ``make`` returns memory for a new block."""
 
     def __init__(
         self,
@@ -115,13 +94,12 @@ class ResultPool:
         self._lent: dict[int, tuple[weakref.ref[Any], Block]] = {}
         self._lock = threading.RLock()
         self._owner = os.getpid()
-        self.place = -1
+        self.place = -1  # where other ranks reach the block that was lent last, or -1
 
     def take(self, nbytes: int, least: int = LEAST_BYTES) -> Any | None:
         """Return a buffer of at least ``nbytes``, not cleared, which comes back when its last user is gone.
 
-        Returns:
-            None for less than ``least``, or when there is no memory of this kind.
+        Return None for less than ``least``, or when there is no memory of this kind.
         """
         if nbytes < least:
             return None

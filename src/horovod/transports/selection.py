@@ -21,19 +21,12 @@ _NEEDS = {"gloo": ("torch", "torch"), "nccl": ("torch", "torch"), "mpi": ("mpi4p
 
 
 class Choice(NamedTuple):
-    """The engine that moves data between hosts.
+    """The engine that moves data between hosts."""
 
-    Attributes:
-        engine: "gloo" or "mpi".
-        is_hierarchical: whether shared memory is used inside hosts.
-        why: the reason, in words.
-        device_engine: the engine for tensors of a device; it moves them in host memory, too.
-    """
-
-    engine: str
-    is_hierarchical: bool
-    why: str
-    device_engine: str
+    engine: str  # "gloo" or "mpi"
+    is_hierarchical: bool  # whether shared memory is used inside hosts
+    why: str  # the reason, in words
+    device_engine: str  # the engine for tensors of a device; it moves them in host memory, too
 
     def __str__(self) -> str:
         inside = ", with shared memory inside hosts" if self.is_hierarchical else ""
@@ -47,13 +40,8 @@ def installed() -> frozenset[str]:
 
 
 def choose(settings: Config, launcher: str, several_hosts: bool, there: frozenset[str]) -> Choice | None:
-    """Return the engine between hosts; None if all data moves through shared memory.
-
-    Args:
-        settings: the settings.
-        launcher: the launcher of the job, see ``World.launcher``.
-        several_hosts: whether the ranks are on several hosts.
-        there: the engines that are installed.
+    """Return the engine between hosts; None if all data moves through shared memory. ``there`` are the installed
+    engines.
 
     Raises:
         InitError: the chosen engine is not installed.

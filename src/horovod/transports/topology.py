@@ -10,15 +10,10 @@ __all__ = ["Topology"]
 
 @dataclass(frozen=True)
 class Topology:
-    """The hosts of a job.
+    """The hosts of a job."""
 
-    Attributes:
-        rank: this rank.
-        hosts: the ranks of each host, ascending; hosts by their lowest rank.
-    """
-
-    rank: int
-    hosts: tuple[tuple[int, ...], ...]
+    rank: int  # this rank
+    hosts: tuple[tuple[int, ...], ...]  # the ranks of each host, ascending; hosts by their lowest rank
 
     @property
     def size(self) -> int:
@@ -35,11 +30,7 @@ class Topology:
         return Topology(self.rank, tuple((rank,) for rank in sorted(rank for host in self.hosts for rank in host)))
 
     def hosts_of(self, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the hosts of some ranks, with these ranks alone, by their lowest rank.
-
-        Args:
-            members: ranks, ascending.
-        """
+        """Return the hosts of some ranks, ascending, with these ranks alone, by their lowest rank."""
         of_host = {rank: index for index, host in enumerate(self.hosts) for rank in host}
         found: dict[int, list[int]] = {}
         for rank in members:

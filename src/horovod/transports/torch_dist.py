@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -19,8 +19,11 @@ from torch._C import _distributed_c10d as c10d
 
 from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
-from horovod.transports.doors import Door
-from horovod.transports.groups import Bytes, Group, Pending, Store, failed, wait_until
+from horovod.transports.groups import Bytes, Group, Pending, failed, wait_until
+from horovod.transports.socket_filter import SocketFilter
+
+if TYPE_CHECKING:
+    from horovod.rendezvous.client import JobStore
 
 __all__ = ["TorchGroups", "address_towards", "listen"]
 
@@ -34,9 +37,9 @@ _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class _Table(c10d.Store):
-    """Adapts a ``Store`` to the interface of torch's engines."""
+    """Adapts the store of the job to the interface of torch's engines, as far as Gloo uses it."""
 
-    def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
+    def __init__(self, store: JobStore, prefix: str, timeout_s: float) -> None:
         super().__init__()
         self._store, self._prefix, self._timeout_s = store, prefix, timeout_s
 
@@ -46,31 +49,13 @@ class _Table(c10d.Store):
     def get(self, key: str) -> bytes:
         return self._store.get(self._prefix + key, self._timeout_s)
 
-    def add(self, key: str, amount: int) -> int:
-        return self._store.add(self._prefix + key, amount)
-
-    def check(self, keys: list[str]) -> bool:
-        return all(self._store.check(self._prefix + key) for key in keys)
-
     def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
         limit_s = self._timeout_s if limit is None else limit.total_seconds()
         self._store.wait([self._prefix + key for key in keys], limit_s)
 
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete(self._prefix + key)
-
-    def set_timeout(self, limit: timedelta) -> None:
-        self._timeout_s = limit.total_seconds()
-
 
 class _Operation:
-    """See ``Pending``.
-
-    Args:
-        work: torch's object of the operation.
-        group: the group of the operation.
-        kept: memory that is needed until the operation is over.
-    """
+    """See ``Pending``. ``kept`` is memory that is needed until the operation is over."""
 
     def __init__(self, work: Any, group: _TorchGroup, *kept: object) -> None:
         self._work, self._group, self._kept = work, group, kept
@@ -100,15 +85,11 @@ def _is_over(work: Any, slice_s: float) -> bool:
 
 
 class _TorchGroup:
-    """See ``Group``.
-
-    Attributes:
-        under_way: operations that have failed or have not ended yet.
-    """
+    """See ``Group``."""
 
     def __init__(self, group: Any, ranks: tuple[int, ...], me: int, name: str, watch: Watch) -> None:
         self.ranks, self.me, self.name, self.watch = ranks, me, name, watch
-        self.under_way: set[Any] = set()
+        self.under_way: set[Any] = set()  # operations that have failed or have not ended yet
         self.others = [rank for rank in ranks if rank != ranks[me]]
         self._group = group
 
@@ -154,23 +135,15 @@ def _over(data: Bytes) -> torch.Tensor:
 
 
 class TorchGroups:
-    """See ``Groups``.
-
-    Args:
-        rank: this rank.
-        store: where ranks publish their addresses.
-        watch: asked while waiting.
-        timeout_s: how long the engine waits for a rank.
-        listener: the result of ``listen``: the listener and its door.
-    """
+    """See ``Groups``. Ranks publish their addresses in ``store``; ``listener`` is the result of ``listen``."""
 
     name = "gloo"
 
-    def __init__(self, rank: int, store: Store, watch: Watch, timeout_s: float, listener: Any) -> None:
+    def __init__(self, rank: int, store: JobStore, watch: Watch, timeout_s: float, listener: Any) -> None:
         self._rank, self._store, self._watch, self._timeout_s = rank, store, watch, timeout_s
         self._groups: dict[tuple[int, ...], _TorchGroup] = {}
         self._makers: list[threading.Thread] = []
-        self._listener, self._door = listener
+        self._listener, self._filter = listener
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Return the group of some ranks; connect them when they first ask for it."""
@@ -214,7 +187,7 @@ class TorchGroups:
         options = gloo._Options()
         options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
         # This call publishes our address in the table, so peers connect only while the port is open.
-        with self._door.opened():
+        with self._filter.lifted():
             return gloo(table, me, size, options)
 
     def close(self) -> None:
@@ -224,7 +197,7 @@ class TorchGroups:
             group.abort()
         if any(group.under_way for group in self._groups.values()):
             # Abort does not end them. The end of their connections does, also at the other end.
-            self._door.hang_up()
+            self._filter.end_connections()
         _End(list(self._groups.values()), self._makers).begin()
         self._groups.clear()
         self._listener = None
@@ -233,9 +206,8 @@ class TorchGroups:
 class _End(threading.Thread):
     """Frees groups when no operation is pending any more: freeing one earlier would wait for its timeout.
 
-    Args:
-        groups: the groups, kept until then.
-        makers: threads that make groups: each waits for the store, which is closed, or for a connection, with a limit.
+    The ``makers`` are threads that make groups: each waits for the store, which is closed, or for a connection, with a
+    limit.
     """
 
     def __init__(self, groups: list[_TorchGroup], makers: list[threading.Thread]) -> None:
@@ -266,12 +238,8 @@ class _End(threading.Thread):
             group.free()
 
 
-def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
-    """Return Gloo's listening device, and its door.
-
-    Args:
-        interface: network interface; empty for the one with ``address``.
-        address: the address at which other hosts reach this host.
+def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, SocketFilter]:
+    """Return Gloo's listening device, and its filter, for an interface, or if that is empty the one with ``address``.
 
     Raises:
         InitError: torch has no Gloo, or this host does not have the interface or address.
@@ -290,7 +258,7 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
             return gloo.create_device(**place)  # an older torch without this argument
 
     try:
-        return Door.of(create)
+        return SocketFilter.of(create)
     except RuntimeError as error:
         where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
         raise InitError(f"Gloo cannot listen on {where}: {error}") from None
@@ -311,11 +279,7 @@ def _record_nothing() -> None:
 
 
 def address_towards(endpoint: str) -> str:
-    """Return this host's address from which packets to ``endpoint`` leave; loopback if it is not on a network.
-
-    Args:
-        endpoint: for example ``tcp://10.0.0.1:5555``.
-    """
+    """Return this host's address from which packets to ``endpoint`` leave; loopback if it is not on a network."""
     parts = urlsplit(endpoint)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port:
         return _LOOPBACK

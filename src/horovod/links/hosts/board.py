@@ -10,13 +10,9 @@ __all__ = ["HostsBoard"]
 
 
 class HostsBoard(ShmBoard):
-    """See ``ShmBoard``.
+    """See ``ShmBoard``."""
 
-    Attributes:
-        relay: the leader's relay; None on other ranks.
-    """
-
-    relay: Relay | None = None
+    relay: Relay | None = None  # the leader's relay; None on other ranks
 
     def set_session(self, session: TimelineSession) -> None:
         """Begin or end a recording; on rank 0."""

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 
 from horovod.core.coordinator import LogEntry
-from horovod.core.gathering import Gathering, Members
+from horovod.core.gathering import Gathering
 from horovod.core.hub import HubCoordinator
-from horovod.core.requests import NO_NOTE, Request
+from horovod.core.requests import NO_NOTE
 from horovod.links.hosts import frames
 from horovod.links.hosts.relay import Relay
 from horovod.links.shm.channel import CoordinatorChannel
@@ -68,7 +68,7 @@ class RemoteDecider(_Keeper):
 
     def __init__(self, relay: Relay, ranks: Sequence[int]) -> None:
         batch: list[frames.Message] = []
-        super().__init__(Gathering(ranks, _Outbox(batch)), relay, batch)
+        super().__init__(Gathering(ranks, batch.append), relay, batch)
         self._log = relay.log
         self._departures: list[frames.RankState] = []
 
@@ -108,38 +108,11 @@ class RemoteDecider(_Keeper):
             self._batch.clear()
 
 
-class _Outbox:
-    """Turns the submissions of a host into messages."""
-
-    def __init__(self, batch: list[frames.Message]) -> None:
-        self._batch = batch
-
-    def declare(self, rank: int, signature: int, request: Request) -> None:
-        """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
-        self._batch.append(frames.Declare(rank, signature, request))
-
-    def submit(self, rank: int, signature: int, note: int) -> None:
-        """Take one submission of ``rank``."""
-        self._batch.append(frames.Submit(rank, signature, note))
-
-    def declare_group(self, leader: int, number: int, members: Members) -> None:
-        """Let ``number`` stand for submissions of one name when the host of ``leader`` submits it."""
-        self._batch.append(frames.DeclareGroup(leader, number, members))
-
-    def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
-        """Take the groups behind these numbers of the host of ``leader``."""
-        self._batch.append(frames.SubmitGroups(leader, list(numbers)))
-
-    def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` has left."""
-        self._batch.append(frames.Leave(rank, reason))
-
-
 class HubDecider(_Keeper):
     """The coordinator, for the ranks of all hosts."""
 
     def __init__(self, coordinator: HubCoordinator, relay: Relay, ranks: Sequence[int]) -> None:
-        super().__init__(Gathering(ranks, coordinator), relay, [])
+        super().__init__(Gathering(ranks, coordinator.take_message), relay, [])
         self._coordinator = coordinator
         self._requests = relay.requests
 
@@ -155,7 +128,7 @@ class HubDecider(_Keeper):
         self._collect()
         requests = self._requests
         while requests:
-            self._serve(requests.popleft())
+            self._coordinator.take_message(requests.popleft())
         entries = self._coordinator.take()
         if entries:
             self._gathering.observe(entries)
@@ -171,19 +144,6 @@ class HubDecider(_Keeper):
             self._batch.append(message)
         else:
             self._relay.send_all([message])
-
-    def _serve(self, message: frames.Message) -> None:
-        coordinator = self._coordinator
-        if isinstance(message, frames.SubmitGroups):
-            coordinator.submit_groups(message.rank, message.numbers)
-        elif isinstance(message, frames.Submit):
-            coordinator.submit(message.rank, message.signature, message.note)
-        elif isinstance(message, frames.Declare):
-            coordinator.declare(message.rank, message.signature, message.request)
-        elif isinstance(message, frames.DeclareGroup):
-            coordinator.declare_group(message.rank, message.number, message.members)
-        elif isinstance(message, frames.Leave):
-            coordinator.leave(message.rank, message.reason)
 
 
 class LeaderChannel(CoordinatorChannel):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from horovod.links.hosts.wire import Wire
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.transports.shm.control import Control
-from horovod.transports.shm.spinner import Spinner
+from horovod.transports.shm.flags import Spinner
 
 __all__ = ["WireDoorbell"]
 
@@ -20,9 +20,6 @@ class _Sleeper:
     """Descriptors on which one thread sleeps; each thread has its own, because it resets its event when it wakes.
 
     They are closed when no reference to this object is left: another thread may be about to write to them.
-
-    Args:
-        wire_fd: becomes readable when another host has sent something.
     """
 
     def __init__(self, wire_fd: int) -> None:
@@ -39,13 +36,7 @@ class _Sleeper:
 
 
 class WireDoorbell(ShmDoorbell):
-    """See ``Doorbell``. The engine's own thread does not wake for messages while another thread looks for them.
-
-    Args:
-        control: the control page.
-        wire: the connections with other hosts.
-        has_messages: returns whether messages that were received wait for the engine.
-    """
+    """See ``Doorbell``. The engine's own thread does not wake for messages while another thread looks for them."""
 
     def __init__(self, control: Control, wire: Wire, has_messages: Callable[[], bool]) -> None:
         super().__init__(control)

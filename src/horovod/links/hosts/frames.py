@@ -18,12 +18,11 @@ from typing import Annotated
 
 import msgspec
 
-from horovod.core.requests import Request, Response
+from horovod.core.gathering import Declare, DeclareGroup, Leave, Rank, Submit, SubmitGroups
+from horovod.core.requests import Response
 
 __all__ = [
-    "DECISIONS",
     "MAX_ITEMS",
-    "REQUESTS",
     "Answer",
     "Arrivals",
     "Bye",
@@ -53,32 +52,7 @@ __all__ = [
 #: Messages of one frame, at most.
 MAX_ITEMS = 1 << 16
 _HEAD = struct.Struct("<Q")
-Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Text = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
-Number = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Declare(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """From now on ``signature`` stands for ``request``, when ``rank`` submits it."""
-
-    rank: Rank
-    signature: int
-    request: Request
-
-
-class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """``rank`` submits the request behind ``signature``."""
-
-    rank: Rank
-    signature: int
-    note: int
-
-
-class Leave(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """``rank`` has left."""
-
-    rank: Rank
-    reason: str
 
 
 class Declared(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -96,21 +70,13 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
 
 
 class RankState(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The state of a rank: its own word, or a finding of its leader or the hub.
-
-    Attributes:
-        rank: the rank.
-        state: see ``transports.shm.control.Presence``, or ``remote_ranks.DEAD``.
-        cause: the rank that caused it, or -1.
-        fate: how it ended, in words.
-        reason: its message on the board.
-    """
+    """The state of a rank: its own word, or a finding of its leader or the hub."""
 
     rank: Rank
-    state: Annotated[int, msgspec.Meta(ge=0, le=4)]
-    cause: int = -1
-    fate: str = ""
-    reason: Text | None = None
+    state: Annotated[int, msgspec.Meta(ge=0, le=4)]  # see `transports.shm.control.Presence`, or `remote_ranks.DEAD`
+    cause: int = -1  # the rank that caused it, or -1
+    fate: str = ""  # how it ended, in words
+    reason: Text | None = None  # its message on the board
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -185,31 +151,10 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=15):
 
 
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """The last message on a connection, or the answer to it.
+    """The last message on a connection, or the answer to it."""
 
-    Attributes:
-        leaves: whether the sender is about to close the connection; a sender that only answers goes on listening.
-    """
-
+    # whether the sender is about to close the connection; a sender that only answers goes on listening
     leaves: bool = True
-
-
-class DeclareGroup(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature.
-
-    ``rank`` is the leader of their host.
-    """
-
-    rank: Rank
-    number: Number
-    members: Annotated[tuple[tuple[Rank, int], ...], msgspec.Meta(min_length=1)]
-
-
-class SubmitGroups(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
-    """The host whose leader is ``rank`` submits the groups behind these numbers."""
-
-    rank: Rank
-    numbers: list[Number]
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True, tag=19, gc=False):
@@ -241,10 +186,6 @@ Message = (
     | SubmitGroups
     | Payload
 )
-
-#: Messages to the coordinator, and from it.
-REQUESTS = (Declare, Submit, Leave, DeclareGroup, SubmitGroups)
-DECISIONS = (Declared, Run)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]).decode

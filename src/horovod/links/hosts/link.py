@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import zmq
-
+from horovod import _version
 from horovod.config import Config
 from horovod.core.hub import HubCoordinator
 from horovod.engine.liveness import Liveness
@@ -20,86 +20,54 @@ from horovod.links.hosts.doorbell import WireDoorbell
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.hosts.relay import HUB, Relay
 from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks
-from horovod.links.hosts.roster import Roster, await_places, await_roster, ended, publish, publish_refusal
-from horovod.links.hosts.suspects import Source, Suspects
+from horovod.links.hosts.roster import Roster, await_roster, ended, publish, publish_refusal
+from horovod.links.hosts.suspects import Suspects
 from horovod.links.shm.channel import WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.link import give_up, sharing
+from horovod.rendezvous.client import FateQuery, JobStore, endpoints_of, service_secret
+from horovod.rendezvous.hosts import MetHosts, host_id, meet_hosts, report_failure
 from horovod.rendezvous.messages import HostMeeting
+from horovod.rendezvous.protocol import HostEntry
+from horovod.transports.between import make_transport
 from horovod.transports.hierarchical.mailbox import Mailbox
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.transport import ShmTransport
+from horovod.transports.topology import Topology
 from horovod.world import ON_HOST, World
 
-__all__ = ["MakeTransport", "MeetHosts", "Met", "assemble"]
+__all__ = ["assemble"]
 
 #: Number of a rank's threads through which awaited data comes: the engine's, and those that move it between hosts.
 _THREADS = 2
 
 
-@dataclass(frozen=True)
-class Met:
-    """The result of the meeting of the hosts, for a leader.
-
-    Attributes:
-        roster: the ranks of the job.
-        socket: at rank 0's host a ROUTER, elsewhere a DEALER that is connected with it.
-        ids: routing ids of the leaders, by host.
-        ask: returns a source that may know how a rank ended; None if there is no source.
-    """
-
-    roster: Roster
-    socket: zmq.Socket[bytes]
-    ids: Sequence[bytes]
-    ask: Callable[[int], Source] | None = None
-
-
-#: Meets the other leaders. Takes the ranks of this host, their process ids, and a check that raises when one has ended.
-MeetHosts = Callable[[Sequence[int], Sequence[int], Callable[[], None]], Met]
-#: Makes the transport of a rank. Takes the roster, the transport inside this host, a watch over all ranks, and the
-#: mailbox of a job with one rank on each host.
-MakeTransport = Callable[[Roster, ShmTransport, Watch, Mailbox | None], Transport]
-
-
-def assemble(
-    world: World,
-    settings: Config,
-    number: int,
-    observer: Observer,
-    meet: MeetHosts,
-    make_transport: MakeTransport,
-    tell: Callable[[HorovodInternalError], None] = lambda error: None,
-) -> Link:
-    """Meet the other ranks and return this rank's link; see ``renewal.assemble``.
-
-    Args:
-        world: the place of this process in the job.
-        settings: the settings.
-        number: counts the successful meetings of this job.
-        observer: detects stalls.
-        meet: meets the other hosts, called by the leader.
-        make_transport: makes the transport.
-        tell: tells the other hosts that no rank of this host will come.
-    """
+def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
+    """Meet the other ranks and return this rank's link; see ``renewal.assemble``."""
     # Two hosts of a test may be one machine.
     own = replace(world, rank=world.local_rank, size=world.local_size, job=f"{world.job}{ON_HOST}{world.hostname}")
     page = HostsBoard.nbytes(world.local_size, world.size)
     with ExitStack() as stack:
-        with _in_local_ranks(world, tell):
-            shared = stack.enter_context(sharing(own, settings, page + _remote_bytes(world)))
+        with _in_local_ranks(world, number):
+            shared = stack.enter_context(sharing(own, settings, page + RemoteRanks.nbytes(world.size), world.rank))
         meeting = shared.meeting
         shared.control.polite = shared.control.share > _THREADS
-        remote = RemoteRanks(meeting.control_fd, page, world.local_size, world.size)
-        remote.come(world.local_rank, world.rank)
-        met: Met | None = None
+        remote = RemoteRanks(meeting.control_fd, page, world.size)
+        met: MetHosts | None = None
         try:
             if world.local_rank == 0:
-                met = _lead(remote, meeting, settings.start_timeout_s, meet, world.meeting.check)
-                roster = met.roster
+                met = _lead(world, settings, number, meeting)
+                roster = Roster(met.entries, met.index, met.where)
+                publish(remote, roster)
             else:
                 roster = await_roster(remote, meeting.pid_fds[0], settings.start_timeout_s, world.meeting.check)
         except BaseException as error:
-            _withdraw(world, meeting, error, tell)
+            if world.local_rank == 0 and met is None:
+                publish_refusal(remote, error)
+            for fd in meeting.pid_fds:
+                os.close(fd)
+            if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:
+                report_failure(world, number, error)  # in place of the leader, which has died
             raise
         generation = roster.generation(number)
         ranks = generation.neighbours(world.rank)
@@ -111,8 +79,9 @@ def assemble(
     mailbox = Mailbox(world.rank, world.size) if len(generation.hosts) == world.size else None
     if met is not None:
         host = HostMemory(shared.control, board, remote, peers)
-        suspects, limit_s = Suspects(met.ask, settings.elastic), settings.host_timeout_s
-        relay = board.relay = Relay(generation, roster.index, host, met.socket, met.ids, limit_s, suspects, mailbox)
+        suspects, limit_s = Suspects(_source_of_ends(world), settings.elastic), settings.host_timeout_s
+        ids = [host_id(index) for index in range(len(roster.hosts))]
+        relay = board.relay = Relay(generation, roster.index, host, met.socket, ids, limit_s, suspects, mailbox)
         decider: HubDecider | RemoteDecider = RemoteDecider(relay, ranks)
         if roster.index == HUB:
             coordinator = HubCoordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
@@ -123,7 +92,7 @@ def assemble(
         shm = ShmTransport(shared.control, shared.arenas, _Inside(ranks, watch))
         if board.relay is not None:
             board.relay.await_clock()  # before the hosts wait for each other, and so before anything is recorded
-        transport = make_transport(roster, shm, watch, mailbox)
+        transport = _transport_of(world, settings, number, roster, shm, watch, mailbox)
     except BaseException as error:
         give_up(board, peers, world.rank, error)
         board.close()
@@ -131,11 +100,6 @@ def assemble(
         raise
     bell = _doorbell(shared.control, board.relay if len(ranks) == 1 else None)
     return Link(world.rank, generation, channel, transport, bell, coordinator, peers, board, watch)
-
-
-def _remote_bytes(world: World) -> int:
-    """Return the bytes that the table of ranks on other hosts takes."""
-    return RemoteRanks.nbytes(world.local_size, world.size)
 
 
 def _doorbell(control: Control, relay: Relay | None) -> ShmDoorbell:
@@ -146,23 +110,49 @@ def _doorbell(control: Control, relay: Relay | None) -> ShmDoorbell:
     return relay.doorbell
 
 
-def _withdraw(
-    world: World, meeting: HostMeeting, error: BaseException, tell: Callable[[HorovodInternalError], None]
-) -> None:  # fmt: skip
-    """Close the pidfds of this host; if its leader has died, tell the other hosts in its place."""
-    for fd in meeting.pid_fds:
-        os.close(fd)
-    if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:
-        tell(error)
+def _source_of_ends(world: World) -> Callable[[int], FateQuery] | None:
+    """Return what makes a question to the job service about the end of a rank; None where the service knows nothing."""
+    if world.launcher != "horovodrun" or world.meeting.kind != "addresses":
+        return None
+    places, key, generation = world.meeting.places, world.key, world.meeting.generation
+    members = world.meeting.members or range(world.size)
+    return lambda rank: FateQuery(places, key, members[rank], generation)
+
+
+def _transport_of(
+    world: World,
+    settings: Config,
+    number: int,
+    roster: Roster,
+    shm: ShmTransport,
+    watch: Watch,
+    mailbox: Mailbox | None,
+) -> Transport:
+    """Make the transport of a rank; ``mailbox`` is that of a job with one rank on each host."""
+
+    def open_store() -> JobStore:
+        began_s = time.monotonic()
+
+        def check() -> None:
+            if world.rank != 0:
+                # The time counts: rank 0 may have left, and its store with it.
+                watch.check(0, time.monotonic() - began_s)
+
+        # Under other launchers a job has another name on each host.
+        job = world.job if world.launcher == "horovodrun" else ""
+        prefix = f"{job}/{world.meeting.run}/{number}/"
+        secret, limit_s = service_secret(world), settings.start_timeout_s
+        return JobStore(secret, lambda: endpoints_of(world), prefix, limit_s, check, where=roster.where)
+
+    topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
+    try:
+        return make_transport(settings, world.launcher, topology, shm, open_store, watch, mailbox)
+    except TimeoutError as error:
+        raise InitError(f"rank {world.rank} on {world.hostname}: {error} (limit: HOROVOD_START_TIMEOUT)") from None
 
 
 class _Inside:
-    """A watch over the ranks of this host, for a transport that knows them by their local ranks.
-
-    Args:
-        ranks: the ranks of this host, by local rank.
-        watch: the watch over all ranks.
-    """
+    """A watch over the ranks of this host, for a transport that knows them by their local ranks."""
 
     def __init__(self, ranks: Sequence[int], watch: Watch) -> None:
         self._ranks = ranks
@@ -179,7 +169,7 @@ class _Inside:
 
 
 @contextmanager
-def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) -> Iterator[None]:
+def _in_local_ranks(world: World, number: int) -> Iterator[None]:
     """Mark local ranks in errors of this host's meeting; its first rank tells the other hosts, or all if it is lost."""
     where = f"on host {world.hostname}, by local rank"
     told: HorovodInternalError
@@ -191,25 +181,23 @@ def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) 
     except InitError as error:
         told, is_first_lost = InitError(f"{where}: {error}"), False
     if world.local_rank == 0 or is_first_lost:
-        tell(told)
+        report_failure(world, number, told)
     raise told
 
 
-def _lead(
-    remote: RemoteRanks, meeting: HostMeeting, timeout_s: float, meet: MeetHosts, go_on: Callable[[], None]
-) -> Met:
-    """Meet the other hosts, and tell the ranks of this one."""
-    try:
-        ranks = await_places(remote, meeting.pid_fds, timeout_s, go_on)
+def _lead(world: World, settings: Config, number: int, meeting: HostMeeting) -> MetHosts:
+    """Meet the leaders of the other hosts."""
+    ranks, pids = meeting.ranks, meeting.pids
+    if ranks != sorted(ranks):
+        raise InitError(f"ranks must ascend with local ranks; host {world.hostname} has ranks {ranks}")
 
-        def check() -> None:
-            for index in ended(meeting.pid_fds):
-                pid = meeting.pids[index]
-                raise PeerLostError(f"rank {ranks[index]} (pid {pid}) died inside init()", rank=ranks[index], pid=pid)
+    def check() -> None:
+        for index in ended(meeting.pid_fds):
+            rank, pid = ranks[index], pids[index]
+            raise PeerLostError(f"rank {rank} (pid {pid}) died inside init()", rank=rank, pid=pid)
 
-        met = meet(ranks, meeting.pids, check)
-    except BaseException as error:
-        publish_refusal(remote, error)
-        raise
-    publish(remote, met.roster)
-    return met
+    return meet_hosts(
+        world, HostEntry(world.hostname, ranks, pids, _version.__version__), number, settings.start_timeout_s,
+        interfaces=tuple(name.strip() for name in settings.gloo_iface.split(",") if name.strip()),
+        check=check, silence_s=settings.host_timeout_s,
+    )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from horovod.core.departures import LEFT as HAS_LEFT
 from horovod.core.generation import Generation
+from horovod.core.labels import LEFT as HAS_LEFT
 from horovod.links.hosts.remote_ranks import DEAD, FAILED, LEFT, RemoteRanks
 from horovod.links.shm.peers import ShmPeers, process_state
 from horovod.transports.shm.control import Control, Presence
@@ -21,15 +21,8 @@ _SOONER = 0.8
 
 
 class HostsPeers(ShmPeers):
-    """The other ranks of a job on several hosts; see ``Peers``.
-
-    Args:
-        control: the control page of this host.
-        generation: the members of the job.
-        rank: this rank.
-        pid_fds: pidfds of this host's ranks; owned from now on.
-        others: the states of the ranks of other hosts; owned from now on.
-        timeout_s: how long the leader of this host may be stopped.
+    """The other ranks of a job on several hosts; see ``Peers``. Owns ``pid_fds`` and ``others`` from now on. The leader
+    of this host may be stopped for ``timeout_s``.
     """
 
     def __init__(

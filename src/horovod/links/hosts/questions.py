@@ -19,31 +19,16 @@ _LOOK_S, _PATIENCE_S = 0.5, 10.0
 
 @dataclass
 class _Open:
-    """A question of another host to a rank of this one.
+    """A question of another host to a rank of this one."""
 
-    Attributes:
-        question: the question as received.
-        number: its number on this host's board.
-        since_s: when it came.
-        looked_s: when the process was last looked at.
-    """
-
-    question: Question
-    number: int
-    since_s: float = field(default_factory=time.monotonic)
-    looked_s: float = 0.0
+    question: Question  # the question as received
+    number: int  # its number on this host's board
+    since_s: float = field(default_factory=time.monotonic)  # when it came
+    looked_s: float = 0.0  # when the process was last looked at
 
 
 class Questions:
-    """See the module.
-
-    Args:
-        board: this host's board.
-        remote: the state of ranks on other hosts.
-        ranks: the ranks of this host.
-        pids: process ids of all ranks.
-        send: sends messages towards the host of a rank.
-    """
+    """See the module. ``send`` sends messages towards the host of a rank."""
 
     def __init__(
         self,

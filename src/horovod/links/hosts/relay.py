@@ -17,17 +17,16 @@ from collections.abc import Callable, Iterable, Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from horovod.core.departures import LEFT
+from horovod.core.gathering import Message
 from horovod.core.generation import Generation
+from horovod.core.labels import LEFT
 from horovod.links.hosts import frames, remote_ranks
-from horovod.links.hosts.clock import Clock
 from horovod.links.hosts.doorbell import WireDoorbell
 from horovod.links.hosts.questions import Questions
 from horovod.links.hosts.remote_ranks import HostMemory
 from horovod.links.hosts.suspects import Suspects
-from horovod.links.hosts.traces import TraceRelay
+from horovod.links.hosts.traces import Clock, TraceRelay
 from horovod.links.hosts.wire import Wire, descriptor_of, has_more
-from horovod.rendezvous.curve import terminate
 from horovod.transports.hierarchical.mailbox import Mailbox
 from horovod.transports.shm.control import Presence
 
@@ -61,17 +60,9 @@ class Relay:
         timeout_s: how long a host may be silent; enforced by the socket, and named in errors.
         suspects: hosts whose connection has ended.
         mailbox: data that travels with requests; None if no data does.
-
-    Attributes:
-        requests: at the hub, requests of ranks on other hosts; read by the engine.
-        log: elsewhere, the log; read by the engine.
-        wire: the connection.
-        mailbox: data that travels with requests; None if no data does.
-        is_owed: whether the engine has held submissions back for so long that it should send them.
-        traces: carries recordings between hosts.
-        doorbell: the doorbell of a rank alone on its host, whose engine serves the wire itself; else None.
     """
 
+    # the doorbell of a rank alone on its host, whose engine serves the wire itself; else None
     doorbell: WireDoorbell | None = None
 
     def __init__(
@@ -91,8 +82,10 @@ class Relay:
         self._control, self._board, self._remote, self._neighbours = host
         self._timeout_s = timeout_s
         self._ranks = generation.hosts[index]
-        self.requests: collections.deque[frames.Message] = collections.deque()
-        self.log: collections.deque[frames.Message] = collections.deque()
+        # at the hub, requests of ranks on other hosts; read by the engine
+        self.requests: collections.deque[Message] = collections.deque()
+        self.log: collections.deque[frames.Message] = collections.deque()  # elsewhere, the log; read by the engine
+        # whether the engine has held submissions back for so long that it should send them
         self.is_owed: Callable[[], bool] = lambda: False
         self._departing: set[int] = set()
         self._behind: tuple[int, float] = (0, 0.0)
@@ -109,17 +102,6 @@ class Relay:
             host.board, host.remote, ranks, [member.pid for member in generation.members], self.send
         )
         self.traces = TraceRelay(host.board, host.remote, ranks, index == HUB, self.send, self.send_all)
-        self._handlers: dict[type, Callable[[int, frames.Message], None]] = {
-            **dict.fromkeys(frames.REQUESTS, self._take_request),
-            **dict.fromkeys(frames.DECISIONS, self._take_decision),
-            **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_question),
-            **dict.fromkeys((frames.StartTrace, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
-            frames.Payload: self._take_payload,
-            frames.RankState: self._take_state,
-            frames.Ping: self._take_ping,
-            frames.Pong: self._take_pong,
-            frames.Bye: lambda host, message: self._part_from(host),
-        }
         self._bell, self._poll = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), select.poll()
         self._deaths = {fd: rank for rank, fd in host.peers.fds.items() if rank != generation.hosts[index][0]}
         for fd in (self._bell, self.wire.fd, *self._deaths):
@@ -186,7 +168,7 @@ class Relay:
         finally:
             self.wire.close(lambda host: self._suspects.has_ended(host, self._generation.hosts[host][0]))
             self._suspects.close()
-            terminate(self._context)
+            self._context.destroy()
             os.close(self._bell)
 
     def _await(self, limit_s: float) -> None:
@@ -272,7 +254,37 @@ class Relay:
 
     def _take(self, host: int, message: frames.Message) -> None:
         self._heard_s[host] = time.monotonic()
-        self._handlers[type(message)](host, message)
+        is_hub = self._index == HUB
+        match message:
+            case frames.Declare() | frames.Submit() | frames.Leave() | frames.DeclareGroup() | frames.SubmitGroups():
+                if host != HUB and self._speaks_for(host, message.rank):
+                    self.requests.append(message)
+            case frames.Declared() | frames.Run():
+                if not is_hub:
+                    self.log.append(message)
+            case frames.Payload():
+                if self.mailbox is not None and self._speaks_for(host, message.rank):
+                    self.mailbox.put(message.rank, message.note, message.data)
+                    if is_hub:
+                        self.send_all([message], but=host)
+            case frames.RankState():
+                self._take_state(host, message)
+            case frames.Question() | frames.Answer() | frames.Kernel():
+                if max(message.rank, message.asker) < self._generation.size:
+                    self._questions.take(message)
+            case frames.StartTrace():
+                self.traces.take(host, message)
+            case frames.Trace() | frames.Told() | frames.Arrivals():
+                if self._speaks_for(host, message.rank):
+                    self.traces.take(host, message)
+            case frames.Ping():
+                self.wire.post((host,), [frames.Pong(message.sent_ns, time.monotonic_ns())])
+            case frames.Pong():
+                self._clock.note(message.sent_ns, message.at_ns, time.monotonic_ns())
+                if not is_hub:
+                    self._remote.offset_ns = self._clock.offset_ns
+            case frames.Bye():
+                self._part_from(host)
 
     def _speaks_for(self, host: int, rank: int) -> bool:
         """Whether a host may speak for a rank: the hub for all other hosts, the others for their own ranks."""
@@ -280,34 +292,7 @@ class Relay:
             return False
         return rank not in self._ranks if host == HUB else rank in self._generation.hosts[host]
 
-    def _take_request(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.REQUESTS)
-        if host != HUB and self._speaks_for(host, message.rank):
-            self.requests.append(message)
-
-    def _take_payload(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.Payload)
-        if self.mailbox is not None and self._speaks_for(host, message.rank):
-            self.mailbox.put(message.rank, message.note, message.data)
-            if self._index == HUB:
-                self.send_all([message], but=host)
-
-    def _take_decision(self, host: int, message: frames.Message) -> None:
-        if self._index != HUB:
-            self.log.append(message)
-
-    def _take_question(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.Question | frames.Answer | frames.Kernel)
-        if max(message.rank, message.asker) < self._generation.size:
-            self._questions.take(message)
-
-    def _take_recording(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.StartTrace | frames.Trace | frames.Told | frames.Arrivals)
-        if isinstance(message, frames.StartTrace) or self._speaks_for(host, message.rank):
-            self.traces.take(host, message)
-
-    def _take_state(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.RankState)
+    def _take_state(self, host: int, message: frames.RankState) -> None:
         if not self._speaks_for(host, message.rank):
             return
         if self._index == HUB:
@@ -318,16 +303,6 @@ class Relay:
             self.log.append(message)
         else:
             self._apply(message)
-
-    def _take_ping(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.Ping)
-        self.wire.post((host,), [frames.Pong(message.sent_ns, time.monotonic_ns())])
-
-    def _take_pong(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.Pong)
-        self._clock.note(message.sent_ns, message.at_ns, time.monotonic_ns())
-        if self._index != HUB:
-            self._remote.offset_ns = self._clock.offset_ns
 
     def _apply(self, message: frames.RankState) -> None:
         if message.reason is not None:

@@ -7,7 +7,7 @@ It lies behind the board, in the same memfd. Once per host:
     LOST     how many ranks of other hosts have died or failed
     OFFSET   nanoseconds to add to this host's clock to get that of rank 0's host
 
-Per local rank: PLACE, its rank in the job plus 1. Per rank of another host: STATE with the rank that caused it, the
+Per rank of another host: STATE with the rank that caused it, the
 kernel's view of its process, and a text that says how it ended.
 """
 
@@ -39,44 +39,24 @@ _HALF = 1 << 63
 
 
 class RemoteRanks:
-    """One rank's view of this memory.
+    """One rank's view of this memory, which begins at ``offset`` in the memfd; the memfd stays the caller's."""
 
-    Args:
-        fd: the memfd; stays the caller's.
-        offset: its first byte in the memfd.
-        local_size: number of ranks on this host.
-        size: number of ranks.
-    """
-
-    def __init__(self, fd: int, offset: int, local_size: int, size: int) -> None:
-        self._places = _LINE_WORDS
-        self._ranks = self._places + _LINE_WORDS * local_size
-        words = self._ranks + _LINE_WORDS * size
+    def __init__(self, fd: int, offset: int, size: int) -> None:
+        words = _LINE_WORDS * (1 + size)
         self._fates = words * 8
         self._roster = self._fates + _FATE_ROOM * size
         self._roster_room = _ROSTER_ROOM + _ROSTER_ROOM_PER_RANK * size
-        self._local_size = local_size
         self._map = map_shared(fd, self._roster + self._roster_room, offset)
         self._whole = memoryview(self._map)
         self._words = self._whole[: words * 8].cast("Q")
 
     @staticmethod
-    def nbytes(local_size: int, size: int) -> int:
+    def nbytes(size: int) -> int:
         """Return the size of this memory in bytes, in whole pages."""
-        words = _LINE_WORDS * (1 + local_size + size)
-        nbytes = words * 8 + _FATE_ROOM * size + _ROSTER_ROOM + _ROSTER_ROOM_PER_RANK * size
+        nbytes = _LINE_WORDS * (1 + size) * 8 + _FATE_ROOM * size + _ROSTER_ROOM + _ROSTER_ROOM_PER_RANK * size
         return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
     # -- the members ---------------------------------------------------------------------------------------------
-
-    def come(self, local_rank: int, rank: int) -> None:
-        """Publish the rank of this process in the job."""
-        self._words[self._places + _LINE_WORDS * local_rank] = rank + 1
-
-    def places(self) -> list[int] | None:
-        """Return the ranks of this host, in the order of their local ranks; None until all have come."""
-        ranks = [int(self._words[self._places + _LINE_WORDS * index]) - 1 for index in range(self._local_size)]
-        return None if -1 in ranks else ranks
 
     def publish(self, verdict: int, text: bytes) -> None:
         """Publish the ranks of the job, or why there is no job."""
@@ -168,7 +148,7 @@ class RemoteRanks:
         self._map.close()
 
     def _word(self, rank: int, word: int) -> int:
-        return self._ranks + _LINE_WORDS * rank + word
+        return _LINE_WORDS + _LINE_WORDS * rank + word
 
 
 class HostMemory(NamedTuple):

@@ -11,78 +11,31 @@ import msgspec
 from horovod.core.generation import Generation, Member
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.hosts.remote_ranks import REFUSED, RemoteRanks
-from horovod.rendezvous.protocol import Refusal
+from horovod.rendezvous.protocol import HostEntry, Refusal
 
-__all__ = ["Host", "Roster", "await_places", "await_roster", "publish", "publish_refusal"]
+__all__ = ["Roster", "await_roster", "publish", "publish_refusal"]
 
 #: How much longer than the leader the other ranks of a host wait, so that its explanation arrives.
 _GRACE_S = 5.0
-_POLL_S = 0.002
-
-
-class Host(msgspec.Struct, array_like=True, frozen=True):
-    """One host of a job.
-
-    Attributes:
-        name: name of the host.
-        ranks: its ranks, in the order of their local ranks; the first one is the leader.
-        pids: their process ids.
-    """
-
-    name: str
-    ranks: list[int]
-    pids: list[int]
 
 
 class Roster(msgspec.Struct, array_like=True, frozen=True):
-    """The ranks of a job.
+    """The ranks of a job."""
 
-    Attributes:
-        hosts: the hosts, rank 0's first.
-        index: the host that receives this roster.
-        where: endpoint at which that host has reached rank 0's host; on rank 0's host, one at which it was reached.
-    """
-
-    hosts: list[Host]
-    index: int
+    hosts: list[HostEntry]  # the hosts, rank 0's first
+    index: int  # the host that receives this roster
+    # endpoint at which that host has reached rank 0's host; on rank 0's host, one at which it was reached
     where: str = ""
 
     def generation(self, number: int) -> Generation:
         """Return the membership; ``number`` counts the meetings of the job."""
         members = {
-            rank: Member(pid, host.name) for host in self.hosts for rank, pid in zip(host.ranks, host.pids, strict=True)
+            rank: Member(pid, host.hostname)
+            for host in self.hosts
+            for rank, pid in zip(host.ranks, host.pids, strict=True)
         }
         ranks = [host.ranks for host in self.hosts]
         return Generation([members[rank] for rank in range(len(members))], number=number, hosts=ranks)
-
-
-def await_places(
-    remote: RemoteRanks, pid_fds: Sequence[int], timeout_s: float, check: Callable[[], None] = lambda: None
-) -> list[int]:
-    """Return the ranks of this host, in the order of their local ranks.
-
-    Args:
-        remote: where the ranks publish themselves.
-        pid_fds: a pidfd of each rank.
-        timeout_s: seconds that it may take.
-        check: raises when waiting has become useless.
-
-    Raises:
-        PeerLostError: one of them has ended.
-        InitError: one of them does not go on.
-    """
-    deadline = time.monotonic() + timeout_s
-    while (ranks := remote.places()) is None:
-        check()
-        if dead := ended(pid_fds):
-            raise PeerLostError(f"local rank {dead[0]} of this host died inside init()", rank=-1)
-        if time.monotonic() > deadline:
-            raise InitError(
-                f"not all ranks of this host went on within {timeout_s:g} s in init() (HOROVOD_START_TIMEOUT); is one "
-                "of them stopped?"
-            )
-        time.sleep(_POLL_S)
-    return ranks
 
 
 def publish(remote: RemoteRanks, roster: Roster) -> None:
@@ -101,13 +54,7 @@ def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
 def await_roster(
     remote: RemoteRanks, leader_fd: int, timeout_s: float, check: Callable[[], None] = lambda: None
 ) -> Roster:
-    """Return the ranks of the job, as the leader of this host says.
-
-    Args:
-        remote: where the leader publishes them.
-        leader_fd: a pidfd of the leader.
-        timeout_s: seconds that it may take.
-        check: raises when waiting has become useless.
+    """Return the ranks of the job, as the leader of this host publishes them.
 
     Raises:
         InitError: there is no job.

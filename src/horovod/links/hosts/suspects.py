@@ -31,11 +31,8 @@ class _Case:
 
 
 class Suspects:
-    """See the module.
-
-    Args:
-        ask: asks how a rank ended; None if there is no source to ask.
-        is_elastic: whether the job goes on without lost hosts.
+    """See the module. ``ask`` asks how a rank ended; None if there is no source to ask. An elastic job goes on without
+    lost hosts.
     """
 
     def __init__(self, ask: Callable[[int], Source] | None, is_elastic: bool = False) -> None:
@@ -68,10 +65,8 @@ class Suspects:
         self._cases.clear()
 
     def settled(self, is_ending: bool) -> Iterator[tuple[int, str]]:
-        """Return each host that now counts as lost, and how its leader ended, if that is known.
-
-        Args:
-            is_ending: whether to return all hosts without waiting for answers.
+        """Return each host that now counts as lost, and how its leader ended, if that is known. ``is_ending``: return
+        all hosts without waiting for answers.
         """
         limit_s = _ELASTIC_S if self._is_elastic else _PATIENCE_S
         for host, case in list(self._cases.items()):

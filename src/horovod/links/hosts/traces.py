@@ -16,19 +16,43 @@ from horovod.links.hosts.frames import Arrivals, Message, StartTrace, Told, Trac
 from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.links.shm.board import ShmBoard
 
-__all__ = ["TraceRelay"]
+__all__ = ["Clock", "TraceRelay"]
+
+
+#: Round trips after which the offset counts as known.
+_ENOUGH = 8
+
+#: A round trip up to this much slower than the best one still updates the estimate, to follow a drift.
+_RENEWS = 1.1
+
+
+class Clock:
+    """The offset between the clocks of two hosts, from the quickest of several round trips."""
+
+    def __init__(self) -> None:
+        self.offset_ns = 0  # nanoseconds to add to this host's clock to get the other's
+        self.is_known = threading.Event()  # set after some round trips
+        self.samples = 0  # how many round trips there were
+        self._best_ns = 0
+
+    def note(self, sent_ns: int, there_ns: int, back_ns: int) -> None:
+        """Take one round trip: when it began, on this host's clock, was answered, on the other's, and ended, on this
+        one's.
+        """
+        took_ns = back_ns - sent_ns
+        if took_ns < 0:
+            return
+        if not self.samples or took_ns <= self._best_ns * _RENEWS:
+            self._best_ns = min(took_ns, self._best_ns or took_ns)
+            self.offset_ns = there_ns - (sent_ns + back_ns) // 2
+        self.samples += 1
+        if self.samples >= _ENOUGH:
+            self.is_known.set()
 
 
 class TraceRelay:
-    """See the module.
-
-    Args:
-        board: this host's board.
-        remote: knows the offset of the clocks.
-        ranks: the ranks of this host.
-        is_hub: whether rank 0 is one of them.
-        send: sends messages towards the host of a rank.
-        send_all: sends messages to all other hosts with a direct connection, except one.
+    """See the module. ``remote`` knows the offset of the clocks. ``send`` sends messages towards the host of a rank,
+    ``send_all`` to all other hosts with a direct connection, except one.
     """
 
     def __init__(

@@ -32,15 +32,10 @@ _wires: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 
 class Wire:
-    """See the module.
-
-    Args:
-        socket: at the hub a ROUTER, elsewhere a DEALER; owned from now on.
-        ids: by host, the routing id of its leader; only the hub uses them.
-        index: this host; 0 is the hub.
-        take: called with a host and each message from it, by the thread that holds the lock; the last message says
-            that the host leaves.
-        lose: called with a host that cannot be reached any more, and the reason, in the same way.
+    """See the module. At the hub ``socket`` is a ROUTER, elsewhere a DEALER; it is owned from now on. ``ids`` are the
+    leaders' routing ids by host; only the hub uses them. ``take`` is called with a host and each message from it, by
+    the thread that holds the lock; the last message says that the host leaves. ``lose`` is called in the same way, with
+    a host that cannot be reached any more, and the reason.
     """
 
     def __init__(
@@ -129,9 +124,6 @@ class Wire:
 
         Data sent just before a socket is closed may not arrive. So the hub stays until the leaving hosts have
         received its last message: until they are gone. Hosts that go on have received it when they answer.
-
-        Args:
-            has_ended: whether a host that is awaited is known to have ended.
         """
         self._part(self.peers, leaves=True)
         poll, deadline = select.poll(), time.monotonic() + _PART_S

@@ -46,13 +46,8 @@ def _slot(key: int) -> int:
 
 
 class ShmBoard(Board):
-    """One rank's view of the board; see ``Board``.
-
-    Args:
-        fd: the memfd of the control page; stays the caller's.
-        control: the control page, whose bells make ranks look here.
-        rank: this rank.
-        indices: by rank of the job, the index in the control page to rouse when that rank is asked.
+    """One rank's view of the board; see ``Board``. The memfd of the control page stays the caller's. ``indices`` are by
+    rank of the job the index in the control page to rouse when that rank is asked.
     """
 
     def __init__(self, fd: int, control: Control, rank: int, indices: Sequence[int]) -> None:
@@ -70,28 +65,14 @@ class ShmBoard(Board):
 
     @staticmethod
     def nbytes(local_size: int, size: int) -> int:
-        """Return the bytes of a control page with a board behind it.
-
-        Args:
-            local_size: number of ranks on this host.
-            size: number of ranks.
-        """
+        """Return the bytes of a control page with a board behind it, for the ranks of this host and of the job."""
         header = _LINE + _LINE * _WORDS_PER_RANK * size
         return _pages(Control.nbytes(local_size)) + _pages(header) + _RANK_BYTES * size
 
     # -- questions and answers -----------------------------------------------------------------------------------
 
     def ask(self, rank: int, wanted: int, asker: int = -1) -> int:
-        """Ask ``rank`` for something.
-
-        Args:
-            rank: the rank to ask.
-            wanted: the wanted items, bits of ``Query``.
-            asker: the asking rank; this rank when omitted.
-
-        Returns:
-            The number of the question, for ``answer``.
-        """
+        """Ask ``rank`` for items, bits of ``Query``; return the number of the question, for ``answer``."""
         asker = self.rank if asker < 0 else asker
         index = self._index(rank, _ASK)
         word = self._words[index]

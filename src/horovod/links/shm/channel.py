@@ -87,13 +87,7 @@ class WorkerChannel:
 
 
 class CoordinatorChannel(LocalChannel):
-    """The path of the rank that serves all others of its host; see ``Channel``.
-
-    Args:
-        control: the control page.
-        coordinator: the coordinator.
-        ranks: the ranks of the host, in the order of the control page.
-    """
+    """The path of the rank that serves all others of its host; see ``Channel``. ``ranks`` are in the page's order."""
 
     def __init__(self, control: Control, coordinator: Decider, ranks: Sequence[int]) -> None:
         super().__init__(coordinator, ranks[control.rank])

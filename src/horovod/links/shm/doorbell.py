@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from horovod.transports.shm.control import HOLDER, NO_GOAL, PARKED, Control
-from horovod.transports.shm.spinner import Spinner
+from horovod.transports.shm.flags import Spinner
 
 __all__ = ["ShmDoorbell"]
 

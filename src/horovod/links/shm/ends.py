@@ -14,9 +14,7 @@ __all__ = ["EndWatch"]
 class EndWatch:
     """See the module. It only saves time: a waiting thread also looks by itself, ten times a second.
 
-    Args:
-        pid_fds: pidfds of the other processes; stay the caller's, open until ``close``.
-        on_end: called in the thread, after each end.
+    ``on_end`` is called in the thread, after each end. The pidfds stay the caller's, open until ``close``.
     """
 
     def __init__(self, pid_fds: Iterable[int], on_end: Callable[[], None]) -> None:

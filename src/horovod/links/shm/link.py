@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from horovod.cgroups import usable_cores
 from horovod.config import Config
@@ -20,10 +20,9 @@ from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.peers import ShmPeers
 from horovod.rendezvous import process_tree
+from horovod.rendezvous.host_meeting import meet
 from horovod.rendezvous.messages import HostMeeting
-from horovod.rendezvous.unix import meet
 from horovod.transports.between import make_transport
-from horovod.transports.groups import Store
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.capacity import arena_bytes
@@ -33,27 +32,25 @@ from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 from horovod.world import World
 
+if TYPE_CHECKING:
+    from horovod.rendezvous.client import JobStore
+
 __all__ = ["Shared", "assemble", "give_up", "sharing"]
 
 
 class Shared(NamedTuple):
-    """Memory and descriptors that the ranks of a host share.
+    """Memory and descriptors that the ranks of a host share."""
 
-    Attributes:
-        meeting: the ranks; descriptors of memory are open while ``sharing`` lasts, those of processes stay open.
-        control: this rank's view of the control page.
-        arenas: in the order of the control page.
-    """
-
+    # the ranks; descriptors of memory are open while `sharing` lasts, those of processes stay open
     meeting: HostMeeting
-    control: Control
-    arenas: list[Arena]
+    control: Control  # this rank's view of the control page
+    arenas: list[Arena]  # in the order of the control page
 
 
 def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
     """Meet the other ranks and return this rank's link; see ``renewal.assemble``."""
     ranks = range(world.size)
-    with sharing(world, settings, ShmBoard.nbytes(world.size, world.size)) as (meeting, control, arenas):
+    with sharing(world, settings, ShmBoard.nbytes(world.size, world.size), world.rank) as (meeting, control, arenas):
         board = ShmBoard(meeting.control_fd, control, world.rank, ranks)
     generation = Generation(list(map(Member, meeting.pids, meeting.hosts)), number=number)
     peers = ShmPeers(control, generation, ranks, meeting.pid_fds)
@@ -84,14 +81,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
 
 
 def give_up(board: ShmBoard, peers: ShmPeers, rank: int, error: BaseException) -> None:
-    """Publish that this rank's ``init()`` fails after all have met, so that no rank waits for it.
-
-    Args:
-        board: where other ranks read the reason.
-        peers: where they see the failure.
-        rank: this rank.
-        error: the reason.
-    """
+    """Publish that this rank's ``init()`` fails after all have met, and why, so that no rank waits for it."""
     if not isinstance(error, HorovodInternalError):
         error = HorovodInternalError(f"init() ended with {error!r}")
     board.give_reason(encode_reason(error, str(error)))
@@ -104,15 +94,8 @@ def topology_of(world: World) -> Topology:
     return Topology(world.rank, (tuple(range(world.size)),))
 
 
-def local_store(world: World, number: int, timeout_s: float, check: Callable[[], None]) -> Store:
-    """Return the store of a job on one host; rank 0 holds it.
-
-    Args:
-        world: the place of this process in the job.
-        number: number of the meeting.
-        timeout_s: how long to wait for rank 0.
-        check: called meanwhile; an error that it raises ends the wait.
-    """
+def local_store(world: World, number: int, timeout_s: float, check: Callable[[], None]) -> JobStore:
+    """Return the store of a job on one host; rank 0 holds it. An error that ``check`` raises ends the wait."""
     # ZeroMQ takes a while to load, and few jobs on one host need it.
     from horovod.rendezvous.client import JobStore
     from horovod.rendezvous.keys import local_name
@@ -124,13 +107,9 @@ def local_store(world: World, number: int, timeout_s: float, check: Callable[[],
 
 
 @contextmanager
-def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[Shared]:
-    """Meet the other ranks of this host, and map the memory that they share.
-
-    Args:
-        world: the place of this process among the ranks of its host.
-        settings: the settings.
-        page_bytes: size of the memfd that begins with the control page.
+def sharing(world: World, settings: Config, page_bytes: int, rank_in_job: int) -> Iterator[Shared]:
+    """Meet the other ranks of this host, and map the memory that they share. ``world`` is the place among these ranks;
+    the memfd that begins with the control page has ``page_bytes``.
 
     Raises:
         InitError: this machine lacks a requirement, or the ranks did not find each other.
@@ -146,13 +125,10 @@ def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[Shared]
     try:
         if world.rank == 0:
             fds.append(control_fd := create_memfd(process_tree.control_name(world.job), page_bytes))
-        meeting = meet(world, arena_fd, nbytes, control_fd, settings.start_timeout_s)
+        meeting = meet(world, arena_fd, nbytes, control_fd, settings.start_timeout_s, rank_in_job)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
         control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))
-        arenas = [
-            Arena(fd, size, is_own=rank == world.rank)
-            for rank, (fd, size) in enumerate(zip(meeting.arena_fds, meeting.arena_bytes, strict=True))
-        ]
+        arenas = [Arena(fd, size) for fd, size in zip(meeting.arena_fds, meeting.arena_bytes, strict=True)]
         yield Shared(meeting, control, arenas)
     finally:
         for fd in fds:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import signal
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
+from horovod.core.labels import LEFT
 from horovod.engine.ports import Peers
 from horovod.errors import HorovodInternalError
 from horovod.links.shm.ends import EndWatch
+from horovod.rendezvous.endings import signal_name
 from horovod.transports.shm.control import Control, Presence
 from horovod.world import process_status
 
@@ -32,13 +32,8 @@ _STATUS_CODE = 49
 
 
 class ShmPeers(Peers):
-    """The other ranks of this host, as processes; see ``Peers``.
-
-    Args:
-        control: the control page.
-        generation: the members of the job.
-        ranks: the ranks of this host, in the order of the control page.
-        pid_fds: their pidfds, in the same order; owned from now on.
+    """The other ranks of this host, as processes; see ``Peers``. ``pid_fds`` are owned from now on, and like ``ranks``
+    in the order of the control page.
     """
 
     def __init__(self, control: Control, generation: Generation, ranks: Sequence[int], pid_fds: Sequence[int]) -> None:
@@ -47,24 +42,19 @@ class ShmPeers(Peers):
         self._describe = generation.describe
         self._rank = ranks[control.rank]
         self._indices = {rank: index for index, rank in enumerate(ranks)}
-        self._fds = dict(zip(ranks, pid_fds, strict=True))
+        self.fds = dict(zip(ranks, pid_fds, strict=True))  # pidfds, by rank
         self._pids = [member.pid for member in generation.members]
         self._poll = select.poll()
-        for rank, fd in self._fds.items():
+        for rank, fd in self.fds.items():
             if rank != self._rank:
                 self._poll.register(fd, select.POLLIN)
         self._watch: EndWatch | None = None
         self._has_end = False
         self._seen: list[int] = []
 
-    @property
-    def fds(self) -> Mapping[int, int]:
-        """The pidfds, by rank."""
-        return self._fds
-
     def enter(self) -> None:
         self._control.set_state(Presence.RUNNING)
-        self._watch = EndWatch([fd for rank, fd in self._fds.items() if rank != self._rank], self._note_end)
+        self._watch = EndWatch([fd for rank, fd in self.fds.items() if rank != self._rank], self._note_end)
 
     def leave(self, culprit: int) -> None:
         self._control.set_state(Presence.LEFT, culprit)
@@ -91,7 +81,7 @@ class ShmPeers(Peers):
         """
         self._has_end, self._seen = False, self._states()  # first of all: any later change is another alarm
         ended = self._ended(self._poll)
-        for rank, fd in self._fds.items():
+        for rank, fd in self.fds.items():
             state = self._state_of(rank)
             if rank != self._rank and (state is Presence.FAILED or (fd in ended and state is not Presence.LEFT)):
                 return self.culprit_of(rank)
@@ -122,7 +112,7 @@ class ShmPeers(Peers):
 
     def has_ended(self, rank: int) -> bool:
         poll = select.poll()
-        poll.register(self._fds[rank], select.POLLIN)
+        poll.register(self.fds[rank], select.POLLIN)
         return bool(self._ended(poll))
 
     def _ended(self, poll: select.poll) -> set[int]:
@@ -155,7 +145,7 @@ class ShmPeers(Peers):
         if code is None:
             return f"{who} died"
         if os.WIFSIGNALED(code):
-            return f"{who} was killed by {signal.Signals(os.WTERMSIG(code)).name}"
+            return f"{who} was killed by {signal_name(os.WTERMSIG(code))}"
         return f"{who} exited with code {os.WEXITSTATUS(code)} without hvd.shutdown()"
 
     def process(self, rank: int) -> tuple[str, float]:
@@ -163,27 +153,27 @@ class ShmPeers(Peers):
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
         poll = select.poll()
-        poll.register(self._fds[rank], select.POLLIN)
+        poll.register(self.fds[rank], select.POLLIN)
         poll.poll(timeout_s * 1000)
 
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        for fd in self._fds.values():
+        for fd in self.fds.values():
             # If other code has closed a descriptor, its number may be another file by now.
             if _is_pidfd(fd):
                 os.close(fd)
-        self._fds = {}
+        self.fds = {}
 
     def _exit_code(self, rank: int) -> int | None:
         request = bytearray(_PIDFD_INFO.size)
         for _ in range(_COLLECT_TRIES):
-            if code := _code_of_zombie(self._fds[rank]):
+            if code := _code_of_zombie(self.fds[rank]):
                 return code
             struct.pack_into("=Q", request, 0, _INFO_EXIT)
             try:
-                fcntl.ioctl(self._fds[rank], _PIDFD_GET_INFO, request)
+                fcntl.ioctl(self.fds[rank], _PIDFD_GET_INFO, request)
             except OSError:
                 return None
             mask, *_, code = _PIDFD_INFO.unpack(request)

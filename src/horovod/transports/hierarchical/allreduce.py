@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from horovod.splits import part_of
 from horovod.transports.groups import Bytes, Pending
-from horovod.transports.hierarchical.places import InPlace
-from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory, Stage
+from horovod.transports.hierarchical.stage import CHUNK_BYTES, InPlace, Memory, Stage
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
 from horovod.transports.kernels import Buffer
@@ -51,13 +50,7 @@ class _Round(NamedTuple):
 
 
 def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory]) -> None:
-    """Reduce the tensors of a stream over all members.
-
-    Args:
-        team: the members.
-        stream: the tensors of this rank.
-        tensors: to reduce in place: where the only tensor lies on each rank of this host; else empty.
-    """
+    """Reduce a stream over all members; ``tensors`` are the places of its only tensor on each rank here, or none."""
     rounds = _rounds(team, stream)
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()

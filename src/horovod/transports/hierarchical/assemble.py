@@ -26,18 +26,12 @@ __all__ = ["allgather", "broadcast"]
 
 
 class _Tensor(NamedTuple):
-    """A tensor to build.
-
-    Attributes:
-        dtype: its dtype.
-        source: the elements that this rank has, one-dimensional.
-        target: the result, one-dimensional; the same object as ``source`` if it is written in place.
-        starts: element at which each member's part begins, and where the last one ends; in the order of members.
-    """
+    """A tensor to build."""
 
     dtype: str
-    source: Buffer
-    target: Buffer
+    source: Buffer  # the elements that this rank has, one-dimensional
+    target: Buffer  # the result, one-dimensional; the same object as `source` if it is written in place
+    # element at which each member's part begins, and where the last one ends; in the order of members
     starts: list[int]
 
 

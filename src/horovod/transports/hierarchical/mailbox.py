@@ -31,9 +31,7 @@ _KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOAL
 def is_small(request: Request, size: int) -> bool:
     """Return whether the data of a request travels with it.
 
-    Args:
-        request: the request; only one of all ranks of the job qualifies, as only then it is known how many may wait.
-        size: number of ranks, each on a host of its own.
+    Only a request of all ranks, each on a host of its own, qualifies: only then it is known how many may wait.
     """
     if request.process_set or request.kind not in _KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu":
         return False
@@ -42,12 +40,7 @@ def is_small(request: Request, size: int) -> bool:
 
 
 class Mailbox:
-    """Data of submissions, by rank and note.
-
-    Args:
-        rank: this rank.
-        size: number of ranks.
-    """
+    """Data of submissions, by rank and note."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from horovod.transports.base import Entry
 from horovod.transports.groups import Bytes
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.flags import DONE, Flags
 
-__all__ = ["BUFFERS", "CHUNK_BYTES", "STAGE_BYTES", "Memory", "Stage"]
+__all__ = ["BUFFERS", "CHUNK_BYTES", "STAGE_BYTES", "InPlace", "Memory", "Stage", "in_place"]
 
 BUFFERS = 6
 CHUNK_BYTES = 4 << 20
@@ -29,13 +30,7 @@ _MOST_VIEWS = 2048
 
 
 class Memory:
-    """A stretch of memory, seen as bytes and as arrays.
-
-    Args:
-        memory: the mapping in which it lies; None for private memory of ``nbytes``.
-        start: first byte.
-        nbytes: its size.
-    """
+    """A stretch of memory, seen as bytes and as arrays; without a mapping, it is private."""
 
     def __init__(self, memory: Any, start: int, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if memory is None else memory
@@ -83,11 +78,8 @@ class Stage:
         self._phase = 0
 
     def begin(self, sequence: int, last: tuple[Sequence[int], int]) -> tuple[Sequence[int], int]:
-        """Begin a log entry.
-
-        Args:
-            sequence: its place in the log.
-            last: the result for the previous entry: the last users of the buffers, and the flag of their end.
+        """Begin a log entry. ``last`` is the result for the previous one: the last users of the buffers, and the flag
+        of their end.
         """
         if self._flags is None:
             return last
@@ -126,3 +118,39 @@ class Stage:
         """Return bytes of a member's buffer of a round."""
         start = round_ % BUFFERS * CHUNK_BYTES
         return self.memories[member].raw(start + low, start + high)
+
+
+class InPlace:
+    """Shows the members' parts of the rounds on this host, as ``Stage`` does, but in their tensors in the arenas.
+
+    No input is copied into buffers; of the result, only the slices that other ranks have reduced are copied.
+    ``starts`` are the bytes of the tensor at which the rounds begin.
+    """
+
+    are_tensors = True
+
+    def __init__(self, memories: Sequence[Memory], starts: Sequence[int]) -> None:
+        self._memories, self._starts = memories, starts
+
+    def view(self, member: int, round_: int, low: int, kernels: str, dtype: str, count: int) -> Buffer:
+        """Return an array in a member's tensor."""
+        return self._memories[member].view(kernels, self._starts[round_] + low, dtype, count)
+
+    def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
+        """Return bytes of a member's tensor."""
+        start = self._starts[round_]
+        return self._memories[member].raw(start + low, start + high)
+
+
+def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Sequence[Memory]:
+    """Return where the tensor of an allreduce lies, by member on this host; empty unless all have it in the arena.
+    ``arenas`` is empty if they share none.
+    """
+    response = entry.response
+    if not arenas or len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":
+        return ()
+    places = {rank: response.request_of(i).placement for i, rank in enumerate(response.members)}
+    if not all(places[rank] for rank in local):
+        return ()
+    nbytes = response.requests[0].tensors[0].nbytes
+    return [Memory(arena, places[rank][0], nbytes) for arena, rank in zip(arenas, local, strict=True)]

@@ -35,17 +35,11 @@ def dtype_between(dtype: str, request: Request) -> str:
 
 
 class Steps(NamedTuple):
-    """The two steps of a reduction.
+    """The two steps of a reduction."""
 
-    Attributes:
-        inside: reduces the data of a host's ranks.
-        between: reduces the results of the hosts.
-        is_plain: whether ``inside`` changes nothing on a host with one rank.
-    """
-
-    inside: Reducer
-    between: Reducer
-    is_plain: bool
+    inside: Reducer  # reduces the data of a host's ranks
+    between: Reducer  # reduces the results of the hosts
+    is_plain: bool  # whether `inside` changes nothing on a host with one rank
 
 
 def steps_of(
@@ -103,21 +97,14 @@ def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Req
 
 
 class Stream:
-    """Tensors of one dtype, laid end to end.
-
-    Args:
-        dtype: their dtype between hosts.
-        steps: how they are reduced.
-        kernels: name of the kernels that reduce them.
-        is_converted: whether the tensors themselves have another type.
-
-    Attributes:
-        total: bytes of the whole; the rest of a tensor's last cache line counts only if another tensor follows.
+    """Tensors of one dtype, laid end to end. ``dtype`` is that between hosts; if ``is_converted``, they have another
+    one.
     """
 
     def __init__(self, dtype: str, steps: Steps, kernels: str, is_converted: bool = False) -> None:
         self.dtype, self.steps, self.kernels, self.is_converted = dtype, steps, kernels, is_converted
         self.itemsize = ITEMSIZE[dtype]
+        # bytes of the whole; the rest of a tensor's last cache line counts only if another tensor follows
         self.total = 0
         self.inputs: list[Buffer] = []
         self.outputs: list[Buffer] = []
@@ -139,12 +126,8 @@ class Stream:
 
 
 def streams_of(batch: Sequence[tuple[Entry, Work]], hosts: Sequence[Sequence[int]], here: int) -> list[Stream]:
-    """Return the tensors of a batch, one stream for each dtype, in the same order on all ranks.
-
-    Args:
-        batch: entries that are reduced alike, and this rank's side of them.
-        hosts: the members on each host.
-        here: index of this host.
+    """Return the tensors of a batch, whose entries are reduced alike, one stream for each dtype, in the same order on
+    all ranks. ``here`` is the index of this host.
     """
     streams: dict[str, Stream] = {}
     for entry, work in batch:

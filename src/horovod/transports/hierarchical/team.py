@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod.transports.base import Watch
 from horovod.transports.groups import Group, Groups
 from horovod.transports.hierarchical.stage import Memory, Stage
 
@@ -19,39 +18,24 @@ _Step = Callable[[int], None]
 
 
 class Team:
-    """See the module.
-
-    Args:
-        rank: this rank.
-        hosts: the members on each host.
-        stage: buffers of the members on this host.
-        scratch: memory of this rank alone; some rounds use a part of it each.
-        groups: the engine between hosts.
-        watch: asked while waiting.
-        arenas: memory of the members on this host that all of them map; empty if they share none.
-
-    Attributes:
-        here: this host's place among ``hosts``.
-        me: this rank's place among the members on its host; an owner has the same place among the owners.
-        slots: how many owners each host has.
-        is_owner: whether this rank is an owner.
-        is_pair_of_ranks: whether there are two members, on two hosts.
+    """See the module. ``hosts`` are the members on each host. Some rounds use a part of ``scratch`` each, memory of
+    this rank alone. ``arenas``, if there are any, are memory of the members on this host that all of them map.
     """
 
     def __init__(
         self, rank: int, hosts: tuple[tuple[int, ...], ...], stage: Stage, scratch: Memory, groups: Groups,
-        watch: Watch, arenas: Sequence[Any] = (),
+        arenas: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         self.rank = rank
         self.hosts = hosts
         self.stage = stage
         self.scratch = scratch
-        self.here = next(index for index, host in enumerate(hosts) if rank in host)
+        self.here = next(index for index, host in enumerate(hosts) if rank in host)  # this host's place among `hosts`
+        # this rank's place among the members on its host; an owner has the same place among the owners
         self.me = hosts[self.here].index(rank)
-        self.slots = min(map(len, hosts))
+        self.slots = min(map(len, hosts))  # how many owners each host has
         self.is_owner = self.me < self.slots
         self.is_pair_of_ranks = [len(host) for host in hosts] == [1, 1]
-        self.watch = watch
         self.arenas = arenas
         self._groups = groups
 

@@ -13,21 +13,18 @@ from msgspec.structs import replace
 
 from horovod.core.requests import Kind, ReduceOp, Request, Response
 from horovod.errors import InitError
-from horovod.transports.base import Entry, Transport, Watch, Work
+from horovod.transports.base import Entry, Transport, Work
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
 from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
 from horovod.transports.hierarchical.mailbox import Mailbox, is_small
-from horovod.transports.hierarchical.places import in_place
-from horovod.transports.hierarchical.stage import STAGE_BYTES, Memory, Stage
+from horovod.transports.hierarchical.stage import STAGE_BYTES, Memory, Stage, in_place
 from horovod.transports.hierarchical.streams import streams_of
 from horovod.transports.hierarchical.team import Team
-from horovod.transports.kernels import Kernels
-from horovod.transports.libraries import kernels_named
+from horovod.transports.libraries import kernels_named, on_one_thread
 from horovod.transports.local import run_alone
 from horovod.transports.results import ResultPool
 from horovod.transports.shm.transport import ShmTransport
-from horovod.transports.threads import on_one_thread
 from horovod.transports.topology import Topology
 
 __all__ = ["ROUTINES", "HierarchicalTransport"]
@@ -41,15 +38,6 @@ _IN_PLACE_BYTES = 256 << 10
 class HierarchicalTransport(Transport):
     """See ``Transport``.
 
-    Args:
-        topology: which ranks share a host.
-        groups: the engine between hosts.
-        watch: asked while waiting.
-        shm: the unused transport of this rank's host; None if ranks share no memory.
-        indices: the numbers of this host's ranks in ``shm``.
-        device_groups: the engine for tensors of a device; None for the same engine.
-        mailbox: data that travels with requests; None if no data does.
-
     Raises:
         InitError: the arena has no room.
     """
@@ -60,19 +48,18 @@ class HierarchicalTransport(Transport):
         self,
         topology: Topology,
         groups: Groups,
-        watch: Watch,
         shm: ShmTransport | None = None,
         indices: dict[int, int] | None = None,
         device_groups: Groups | None = None,
         mailbox: Mailbox | None = None,
+        closes: ShmTransport | None = None,
     ) -> None:
         self.name = groups.name if shm is None else f"{shm.name} and {groups.name}"
         self._topology = topology if shm is not None else topology.flat()
-        self._groups, self._watch, self._shm, self._mailbox = groups, watch, shm, mailbox
+        self._groups, self._shm, self._mailbox, self._closes = groups, shm, mailbox, closes
         self._device_groups = groups if device_groups is None else device_groups
         self._indices = indices or {rank: index for index, rank in enumerate(self._topology.mine)}
         self._is_awaited = False
-        self._adopted: ShmTransport | None = None
         self._teams: dict[tuple[tuple[int, ...], Groups], Team] = {}
         self._scratch = Memory(None, 0, SCRATCH_BYTES)
         self._last: tuple[Sequence[int], int] = ((), 0)
@@ -147,10 +134,10 @@ class HierarchicalTransport(Transport):
             return self._run_inside(sequence, batch)
         library = kernels_named(work.kernels)
         if library.threads() == 1:
-            self._execute(sequence, batch, library)
+            self._execute(sequence, batch)
         else:
             with on_one_thread(library):
-                self._execute(sequence, batch, library)
+                self._execute(sequence, batch)
         return 0
 
     def _run_inside(self, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> int:
@@ -166,7 +153,7 @@ class HierarchicalTransport(Transport):
         requests = tuple([replace(request, root=indices.get(request.root, 0)) for request in response.requests])
         return replace(response, members=tuple([indices[rank] for rank in response.members]), requests=requests)
 
-    def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], library: Kernels) -> None:
+    def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
         response = batch[0][0].response
         is_on_host = not response.requests or response.requests[0].device == "cpu"
         team = self._team(response.members, self._groups if is_on_host else self._device_groups)
@@ -187,7 +174,7 @@ class HierarchicalTransport(Transport):
             indices = [self._indices[one] for one in local]
             stage = Stage(memories, local.index(rank), indices, None if shm is None else shm.flags)
             arenas = [] if shm is None else [shm.arenas[index].memory for index in indices]
-            team = Team(rank, hosts, stage, self._scratch, groups, self._watch, arenas)
+            team = Team(rank, hosts, stage, self._scratch, groups, arenas)
             self._teams[members, groups] = team
         return team
 
@@ -203,16 +190,12 @@ class HierarchicalTransport(Transport):
         if self._shm is not None:
             self._shm.rest()
 
-    def adopt(self, shm: ShmTransport | None) -> None:
-        """Close another transport together with this one, which does not use it."""
-        self._adopted = shm
-
     def close(self) -> None:
         self._groups.close()
         if self._device_groups is not self._groups:
             self._device_groups.close()
-        if self._adopted is not None:
-            self._adopted.close()
+        if self._closes is not None:
+            self._closes.close()
         self._teams.clear()
         self._memories.clear()
         if self._shm is not None:

@@ -15,6 +15,7 @@ import mmap
 import os
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 from horovod.transports.kernels import Buffer
@@ -23,7 +24,7 @@ from horovod.transports.results import Region, ResultPool
 from horovod.transports.shm.mapping import address_of, map_shared, populate, unmap
 from horovod.transports.shm.reuse import Recurring
 
-__all__ = ["HEAP_START", "INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
+__all__ = ["BLOCK_BYTES", "HEAP_START", "INLINE_BYTES", "ROTATION_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 
 INLINE_BYTES = 8 << 20
 STAGING_BYTES = 4 << 20
@@ -35,13 +36,27 @@ _MOST_VIEWS = 256
 _MOST_LENT = 0.5
 
 
-class Heap:
-    """First-fit allocator of page-aligned ranges; pure.
+def _own_cache_bytes() -> int:
+    """Return the size of a core's own second-level cache, or a guess."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(text.removesuffix("K").removesuffix("M")) * (1 << 20 if text.endswith("M") else 1 << 10)
+    except (OSError, ValueError):
+        return 1 << 20
 
-    Args:
-        start: first byte.
-        end: byte behind the last.
-    """
+
+_OWN = _own_cache_bytes()
+
+#: Two inputs and a result of this size fit into a core's own cache.
+BLOCK_BYTES = min(max(_OWN // 4, 64 << 10), 1 << 20)
+
+#: Memory that another core has read is slow to write again while it is in that core's cache: filling 64 KiB took
+#: 8 us, and 3 us once it had left the reader's cache. So data for other ranks rotates through this many bytes.
+ROTATION_BYTES = min(max(2 * _OWN, 1 << 20), 4 << 20)
+
+
+class Heap:
+    """First-fit allocator of page-aligned ranges; pure."""
 
     def __init__(self, start: int, end: int) -> None:
         self._free: list[tuple[int, int]] = [(start, end)]
@@ -81,37 +96,25 @@ class Heap:
 
 
 class Arena:
-    """One rank's arena, as mapped by this process.
+    """One rank's arena, as mapped by this process, which allocates only in its own. The memfd stays the caller's."""
 
-    Args:
-        fd: the memfd; stays the caller's.
-        nbytes: its size.
-        is_own: whether it is this rank's arena; this process allocates only there.
-
-    Attributes:
-        nbytes: its size.
-        memory: the whole mapping.
-        base: address of its first byte.
-        results: lends memory to results.
-    """
-
-    def __init__(self, fd: int, nbytes: int, is_own: bool = True) -> None:
+    def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
         # Bytes of tensors by their offset: a forked child gets a copy of these.
         self._live: dict[int, int] = {}
-        self.memory = map_shared(fd, nbytes, live=self._live)
+        self.memory = map_shared(fd, nbytes, live=self._live)  # the whole mapping
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_DONTDUMP)
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_HUGEPAGE)
-        self.base = address_of(self.memory)
+        self.base = address_of(self.memory)  # address of its first byte
         self._owner = os.getpid()
         self._heap = Heap(HEAP_START, nbytes)
         self._lock = threading.Lock()
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._views = Recurring(_MOST_VIEWS)
         self._lent_bytes = 0
-        self.results = ResultPool(make=self._region)
+        self.results = ResultPool(make=self._region)  # lends memory to results
 
     def view(self, kernels: str, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Return an array over the arena; from the second time on the same call gives the same array."""

@@ -63,28 +63,17 @@ class Presence(enum.IntEnum):
 
 
 class Control:
-    """One rank's view of the control page.
-
-    Args:
-        fd: the memfd; stays the caller's.
-        rank: this rank, among those of its host.
-        size: number of ranks on this host.
-        cores: number of cores on which all ranks together may run; None to ask the system.
-
-    Attributes:
-        cores: number of cores on which all ranks together may run.
-        crowded: whether ranks share cores; then a waiting thread should yield its core at once.
-        share: number of cores for each rank, at least 1.
-        polite: whether a waiting thread looks for a while before it sleeps; see ``Spinner``.
-    """
+    """One rank's view of the control page; rank and size are those on this host. The memfd stays the caller's."""
 
     def __init__(self, fd: int, rank: int, size: int, cores: int | None = None) -> None:
         self.rank = rank
         self.size = size
+        # number of cores on which all ranks together may run
         self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        # whether ranks share cores; then a waiting thread should yield its core at once
         self.crowded = size > self.cores
-        self.share = max(1, self.cores // size)
-        self.polite = True
+        self.share = max(1, self.cores // size)  # number of cores for each rank, at least 1
+        self.polite = True  # whether a waiting thread looks for a while before it sleeps; see `Spinner`
         self._deferred: set[int] = set()
         nbytes = self.nbytes(size)
         self._map = map_shared(fd, nbytes)
@@ -186,10 +175,8 @@ class Control:
     def post(self, value: int, members: Sequence[int]) -> None:
         """Advance this rank's flag to ``value``, and wake the ``members`` that sleep until all have reached it.
 
-        Args:
-            value: the new value; it only grows.
-            members: all members of the present entry; the last one to come wakes the sleepers. Empty if no rank can
-                be waiting for this value.
+        These are all members of the present entry; the last one to come wakes the sleepers. Empty if no rank can be
+        waiting for this value.
         """
         rank = self.rank
         if not futex.is_strongly_ordered:

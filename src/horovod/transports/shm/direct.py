@@ -18,8 +18,7 @@ from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Kernels, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import LINE
-from horovod.transports.shm.arena import INLINE_BYTES
-from horovod.transports.shm.caches import BLOCK_BYTES
+from horovod.transports.shm.arena import BLOCK_BYTES, INLINE_BYTES
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.staging import Staging
 
@@ -72,15 +71,8 @@ def make_results(
     staging: Staging, sequence: int, entry: Entry, work: Work, shapes: Sequence[tuple[int, ...]],
     least: int = _LEAST_PART,
 ) -> list[Buffer]:  # fmt: skip
-    """Make this rank's results, publish their places to the other members, and return them, each as one row.
-
-    Args:
-        staging: the staging buffers, where the places are published.
-        sequence: number of the log entry.
-        entry: the log entry.
-        work: this rank's side of the entry.
-        shapes: shapes of the results.
-        least: bytes below which other members cannot use a result.
+    """Make this rank's results, publish their places to the other members in the staging buffers, and return them, each
+    as one row. Other members cannot use a result of less than ``least`` bytes.
     """
     pool, tensors, library = staging.results, entry.response.requests[0].tensors, kernels_named(work.kernels)
     places: list[int] = []
@@ -118,8 +110,7 @@ def find_results(staging: Staging, sequence: int, entry: Entry) -> list[tuple[in
 def allreduce_direct(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Reduce a half on each of two members into both results; first the other copies its input of this half there.
 
-    Returns:
-        Whether it was done. If not, one phase of the entry is over.
+    Return whether it was done. If not, one phase of the entry is over.
     """
     request, members, me = entry.response.requests[0], entry.response.members, entry.me
     outputs = make_results(staging, sequence, entry, work, [spec.shape for spec in request.tensors])

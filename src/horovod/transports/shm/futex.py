@@ -46,16 +46,9 @@ _CLOCK_MONOTONIC = ctypes.c_int(1)
 
 
 def wait(address: int, expected: int, timeout_s: float, channel: int) -> bool:
-    """Sleep until ``wake`` on the same address and channel, unless the word is no longer ``expected``.
-
-    Args:
-        address: address of an aligned 32-bit word in shared memory.
-        expected: its value when the caller last looked.
-        timeout_s: seconds, at most.
-        channel: a bit mask; only wakers that share a bit wake this sleeper.
-
-    Returns:
-        False when the time ran out; True otherwise (woken, changed word, or a signal).
+    """Sleep until ``wake`` on the same address, of an aligned 32-bit word, and channel, unless the word is no longer
+    ``expected``. Only wakers that share a bit of ``channel`` wake this sleeper. Return False when the time ran out;
+    True otherwise (woken, changed word, or a signal).
 
     Raises:
         OSError: the address is no futex.

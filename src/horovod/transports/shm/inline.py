@@ -12,9 +12,10 @@ from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Maker, Reducer
 from horovod.transports.libraries import kernels_named
+from horovod.transports.pieces import aligned
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.reuse import Budget
-from horovod.transports.shm.slots import factor_on_send, left_to_reduce, most_views, padded
+from horovod.transports.shm.slots import factor_on_send, left_to_reduce, most_views
 
 __all__ = ["ROUTINES", "Plan"]
 
@@ -23,17 +24,11 @@ _MOST_ROWS = 64
 
 
 class _Reduction(NamedTuple):
-    """How one tensor is reduced.
+    """How one tensor is reduced."""
 
-    Attributes:
-        reduce: reduces into a given tensor.
-        own: index of the source for which this rank's own tensor replaces the copy that it has sent; -1 if none.
-        make: reduces into a new tensor; None if ``reduce`` must write to an empty one.
-    """
-
-    reduce: Reducer
-    own: int
-    make: Maker | None
+    reduce: Reducer  # reduces into a given tensor
+    own: int  # index of the source for which this rank's own tensor replaces the copy that it has sent; -1 if none
+    make: Maker | None  # reduces into a new tensor; None if `reduce` must write to an empty one
 
 
 class Plan:
@@ -79,11 +74,7 @@ class Plan:
         self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
 
     def views(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
-        """Return the data that this rank takes, by tensor and then by member.
-
-        Args:
-            offsets: where each member has put its data.
-        """
+        """Return the data that this rank takes, by tensor and then by member, from where each member has put it."""
         return self._rows.get(offsets) or self._find(offsets)
 
     def _find(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
@@ -187,7 +178,7 @@ class Plan:
             for i, rank in enumerate(response.members):
                 spec = response.request_of(i).tensors[index]
                 view = self._arenas[rank].view_once(self._kernels, positions[i], spec.dtype, spec.shape)
-                positions[i] += padded(spec.nbytes)
+                positions[i] += aligned(spec.nbytes)
                 if len(row[i]) >= most_views(spec.nbytes):
                     row[i].clear()
                 row[i][offsets[i]] = view

@@ -55,14 +55,9 @@ def create_memfd(name: str, nbytes: int) -> int:
 
 
 def map_shared(fd: int, nbytes: int, offset: int = 0, live: dict[int, int] | None = None) -> mmap.mmap:
-    """Map a memfd for this process, and for no child that it forks.
-
-    Args:
-        fd: the memfd; stays the caller's.
-        nbytes: number of bytes to map.
-        offset: the first of these bytes.
-        live: bytes that a forked child gets a copy of: length by start, which is a multiple of the page size. The
-            caller changes it as tensors come and go.
+    """Map a memfd, which stays the caller's, for this process, and for no child that it forks. Of the bytes in
+    ``live``, length by start, a multiple of the page size, a child gets a copy; the caller changes it as tensors come
+    and go.
 
     Raises:
         InitError: the system refuses.

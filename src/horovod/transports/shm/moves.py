@@ -11,12 +11,11 @@ from horovod.core.requests import ITEMSIZE
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
+from horovod.transports.pieces import LINE
 from horovod.transports.shm.direct import find_results, is_direct, make_results
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allgather", "alltoall", "broadcast"]
-
-_ALIGN = 64
 
 
 def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
@@ -196,7 +195,7 @@ def _exchange(
     copy, members, me, matrix = kernels_named(work.kernels).copy, entry.response.members, entry.me, entry.splits
     parts, dtype = len(members), entry.response.requests[0].tensors[0].dtype
     received = [splits[me] for splits in matrix]
-    part_bytes = CHUNK_BYTES // parts // _ALIGN * _ALIGN
+    part_bytes = CHUNK_BYTES // parts // LINE * LINE
     step = part_bytes // ITEMSIZE[dtype]
     rounds = -(-max(max(splits) for splits in matrix) * row // step)
 

@@ -14,14 +14,13 @@ from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
-from horovod.transports.shm.caches import BLOCK_BYTES
+from horovod.transports.pieces import LINE
+from horovod.transports.shm.arena import BLOCK_BYTES
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.direct import find_results, is_placed, make_results
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_arena", "allreduce_fresh", "lives_in_arena", "reducescatter"]
-
-_ALIGN = 64
 
 
 def lives_in_arena(entry: Entry) -> bool:
@@ -39,9 +38,8 @@ class _Block(NamedTuple):
 def allreduce_arena(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Reduce this rank's slice over all arenas and write it to all of them.
 
-    Returns:
-        Whether the others' slices may still be missing. There is no need to wait for them here: this rank can
-        do its part of the next entries meanwhile.
+    Return whether the others' slices may still be missing. There is no need to wait for them here: this rank can
+    do its part of the next entries meanwhile.
     """
     blocks = entry.cache.get("arena", lambda: _arena_blocks(staging, entry, work.kernels))
     copy, members, base = kernels_named(work.kernels).copy, entry.response.members, sequence << PHASE_BITS
@@ -60,8 +58,7 @@ def allreduce_arena(staging: Staging, sequence: int, entry: Entry, work: Work) -
 def allreduce_fresh(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Copy ordinary tensors to the place of their new results, in the arena, and reduce them there.
 
-    Returns:
-        Whether it was done; the others' slices may still be missing. If not, two phases of the entry are over.
+    Return whether it was done; the others' slices may still be missing. If not, two phases of the entry are over.
     """
     members, base = entry.response.members, sequence << PHASE_BITS
     library, tensors = kernels_named(work.kernels), entry.response.requests[0].tensors
@@ -100,8 +97,8 @@ def _blocks(staging: Staging, entry: Entry, kernels: str, places: Sequence[tuple
             staging.arenas[rank].view_once(kernels, places[i][index], spec.dtype, (spec.count,))
             for i, rank in enumerate(members)
         ]
-        lines = -(-spec.count * itemsize // _ALIGN)
-        start, stop = (line * _ALIGN // itemsize for line in part_of(lines, len(members), entry.me))
+        lines = -(-spec.count * itemsize // LINE)
+        start, stop = (line * LINE // itemsize for line in part_of(lines, len(members), entry.me))
         step = BLOCK_BYTES // itemsize
         scratch = library.scratch(spec.dtype, step) if len(members) > 2 else None
         for low in range(start, min(stop, spec.count), step):
@@ -160,7 +157,7 @@ def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -
     response, library = entry.response, kernels_named(work.kernels)
     request, members = response.requests[0], response.members
     parts = len(members)
-    part_bytes = CHUNK_BYTES // parts // _ALIGN * _ALIGN
+    part_bytes = CHUNK_BYTES // parts // LINE * LINE
     rounds: list[tuple[int, int]] = []
     inputs, outputs, bounds, reducers = [], [], [], []
     for index, spec in enumerate(request.tensors):

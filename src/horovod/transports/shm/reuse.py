@@ -51,20 +51,13 @@ class Budget:
 
 
 class Recurring:
-    """Values that are made at every use until their key comes for the second time; then they are kept.
-
-    Args:
-        most: maximum number of kept values.
-
-    Attributes:
-        kept: the kept values; ``get`` also makes the missing ones.
-    """
+    """Values that are made at every use until their key comes for the second time; then they are kept."""
 
     __slots__ = ("__weakref__", "_most", "_seen", "kept")
 
     def __init__(self, most: int = _MOST_SEEN) -> None:
         self._most = most
-        self.kept: dict[Hashable, Any] = {}
+        self.kept: dict[Hashable, Any] = {}  # the kept values; `get` also makes the missing ones
         self._seen: set[Hashable] = set()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:

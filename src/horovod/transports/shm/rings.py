@@ -23,16 +23,8 @@ _SHORT = [struct.Struct(f"={count}I") for count in range(16)]
 
 
 class RecordWriter:
-    """The writing end.
-
-    Args:
-        ring: the words of the ring.
-        words64: the control page's 64-bit words.
-        head: index of the head in ``words64``; written here.
-        tails: indices of every reader's tail.
-
-    Attributes:
-        backlog: records that wait for a slow reader.
+    """The writing end. ``head`` is the index of the head in ``words64``, written here; ``tails`` are those of every
+    reader's tail.
     """
 
     def __init__(self, ring: memoryview, words64: memoryview, head: int, tails: Sequence[int]) -> None:
@@ -43,6 +35,7 @@ class RecordWriter:
         self._tails = tails
         self._position: int = words64[head]
         self._limit = self._position + self._capacity
+        # records that wait for a slow reader
         self.backlog: collections.deque[tuple[int, Sequence[int]]] = collections.deque()
 
     def put(self, kind: int, words: Sequence[int]) -> bool:

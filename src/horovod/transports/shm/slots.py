@@ -10,16 +10,14 @@ from horovod.core.collectives import COLLECTIVES, is_reduction
 from horovod.core.requests import NO_NOTE, ReduceOp, Request, TensorSpec
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer, scale_on_entry
-from horovod.transports.libraries import kernels_named
-from horovod.transports.shm.arena import INLINE_BYTES, Arena
-from horovod.transports.shm.caches import ROTATION_BYTES
+from horovod.transports.libraries import are_spread, kernels_named
+from horovod.transports.pieces import LINE, aligned
+from horovod.transports.shm.arena import INLINE_BYTES, ROTATION_BYTES, Arena
 from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.reuse import Budget
-from horovod.transports.threads import are_spread
 
-__all__ = ["Sender", "SlotRing", "factor_on_send", "left_to_reduce", "most_views", "padded"]
+__all__ = ["Sender", "SlotRing", "factor_on_send", "left_to_reduce", "most_views"]
 
-_ALIGN = 64
 #: Places that the data of one kind of request takes in turn; views of each are kept. Small data gets fewer:
 #: writing it is quick anywhere, and there may be thousands of kinds.
 _PLACES, _FEW_PLACES = 64, 8
@@ -55,11 +53,6 @@ def left_to_reduce(request: Request, spec: TensorSpec, divisor: int) -> tuple[Re
     return request.op, request.prescale, request.postscale, divisor
 
 
-def padded(nbytes: int) -> int:
-    """Return the bytes that a tensor takes of a place."""
-    return -(-nbytes // _ALIGN) * _ALIGN
-
-
 class Sender:
     """Sends the data of one kind of request inline.
 
@@ -87,7 +80,7 @@ class Sender:
         self._kernels = kernels
         self._specs = request.tensors
         self._places: dict[int, list[Buffer]] = {}
-        self.nbytes = max(_ALIGN, sum(padded(spec.nbytes) for spec in request.tensors))
+        self.nbytes = max(LINE, sum(aligned(spec.nbytes) for spec in request.tensors))
         self.is_large = are_spread(request.tensors)
         self.step = 1 << (self.nbytes - 1).bit_length()
         self._most = most_views(self.nbytes)
@@ -110,7 +103,7 @@ class Sender:
         views, start = [], offset
         for spec in self._specs:
             views.append(self._arena.view_once(self._kernels, start, spec.dtype, spec.shape))
-            start += padded(spec.nbytes)
+            start += aligned(spec.nbytes)
         if self._is_first:
             self._is_first = False
             return views
@@ -126,24 +119,16 @@ class Sender:
 
 
 class StagingSlot(msgspec.Struct, eq=False):
-    """The slot of one submission whose data was sent inline.
+    """The slot of one submission whose data was sent inline."""
 
-    Attributes:
-        start: its place.
-        readers: ranks that may still read it, until their flag reaches ``fence``.
-        fence: flag value that frees the place; 0 until the submission is executed.
-    """
-
-    start: int
-    readers: tuple[int, ...] = ()
-    fence: int = 0
+    start: int  # its place
+    readers: tuple[int, ...] = ()  # ranks that may still read it, until their flag reaches `fence`
+    fence: int = 0  # flag value that frees the place; 0 until the submission is executed
 
 
 class SlotRing:
-    """The taken places at the front of this rank's arena; a ring, in the order of submission.
-
-    Args:
-        flags: tell which ranks have read which places.
+    """The taken places at the front of this rank's arena; a ring, in the order of submission. ``flags`` tell which
+    ranks have read which places.
     """
 
     def __init__(self, flags: Flags) -> None:

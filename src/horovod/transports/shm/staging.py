@@ -24,27 +24,15 @@ Step = Callable[[int, int], None]
 
 
 class Staging:
-    """The staging buffers of all ranks, and the tools that a collective needs to use them.
-
-    Args:
-        flags: the progress of all ranks.
-        arenas: by rank; the buffers lie at the same offset in each.
-        results: lends memory to results.
-
-    Attributes:
-        rank: this rank.
-        arena: this rank's arena.
-        budget: the limit of kept views of recurring operations.
-        results: lends memory to results.
-    """
+    """The staging buffers of all ranks, at one offset in each arena, and tools that collectives need to use them."""
 
     def __init__(self, flags: Flags, arenas: Sequence[Arena], results: ResultPool) -> None:
         self.flags = flags
-        self.results = results
+        self.results = results  # lends memory to results
         self.arenas = arenas
         self.rank = flags.control.rank
-        self.arena = arenas[self.rank]
-        self.budget = Budget()
+        self.arena = arenas[self.rank]  # this rank's arena
+        self.budget = Budget()  # the limit of kept views of recurring operations
         self._last: tuple[Sequence[int], int] = ((), 0)
 
     def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Transport, Watch, Work
-from horovod.transports.libraries import kernels_named
+from horovod.transports.libraries import kernels_named, on_one_thread
 from horovod.transports.local import run_alone
 from horovod.transports.results import LEAST_BYTES
 from horovod.transports.shm import adasum, moves, reductions
@@ -27,14 +27,14 @@ from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
-from horovod.transports.shm.inline import ROUTINES, Plan
+from horovod.transports.shm.inline import ROUTINES as INLINE
+from horovod.transports.shm.inline import Plan
 from horovod.transports.shm.reuse import Recurring
 from horovod.transports.shm.slots import Sender, SlotRing
 from horovod.transports.shm.staged import allreduce_staged
 from horovod.transports.shm.staging import Staging
-from horovod.transports.threads import on_one_thread
 
-__all__ = ["Runner", "ShmTransport", "inline_limit"]
+__all__ = ["ROUTINES", "ShmTransport", "inline_limit"]
 
 _logger = logging.getLogger("horovod")
 
@@ -52,17 +52,8 @@ def inline_limit(size: int, kind: Kind) -> int:
     return 512 << 10 if size <= 4 else 64 << 10
 
 
-#: Executes this rank's part of one work. Takes the staging buffers, the number of the log entry, the entry, the work;
-#: returns whether the outputs are complete only after all members have done their part.
-Runner = Callable[[Staging, int, Entry, Work], bool]
-
-
 class ShmTransport(Transport):
-    """See ``Transport``.
-
-    Attributes:
-        runners: by kind, the function that executes an entry of one work whose data was not sent inline; extensible.
-    """
+    """See ``Transport``."""
 
     name = "shm"
     is_awaited = False
@@ -78,14 +69,6 @@ class ShmTransport(Transport):
         self.staging = Staging(self.flags, arenas, self.results)
         self._slots = SlotRing(self.flags)
         self._has_advised = False
-        self.runners: dict[Kind, Runner] = {
-            Kind.ALLREDUCE: _allreduce,
-            Kind.ALLGATHER: moves.allgather,
-            Kind.BROADCAST: moves.broadcast,
-            Kind.ALLTOALL: moves.alltoall,
-            Kind.REDUCESCATTER: reductions.reducescatter,
-            Kind.BARRIER: _barrier,
-        }
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
@@ -107,7 +90,7 @@ class ShmTransport(Transport):
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Sender | None:
-        if request.kind not in ROUTINES or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
+        if request.kind not in INLINE or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
@@ -163,7 +146,7 @@ class ShmTransport(Transport):
         elif len(batch) > 1:
             allreduce_staged(self.staging, sequence, batch)
         else:
-            return self.runners[entry.response.kind](self.staging, sequence, entry, work)
+            return ROUTINES[entry.response.kind](self.staging, sequence, entry, work)
         return False
 
     def _has_too_many_threads(self, work: Work) -> bool:
@@ -221,3 +204,15 @@ def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> boo
 def _barrier(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Do nothing: the log entry itself proves that all members have come."""
     return False
+
+
+#: Each executes this rank's part of one work whose data was not sent inline, with the staging buffers and the number of
+#: the log entry; returns whether the outputs are complete only after all members have done their part.
+ROUTINES: dict[Kind, Callable[[Staging, int, Entry, Work], bool]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.ALLGATHER: moves.allgather,
+    Kind.BROADCAST: moves.broadcast,
+    Kind.ALLTOALL: moves.alltoall,
+    Kind.REDUCESCATTER: reductions.reducescatter,
+    Kind.BARRIER: _barrier,
+}

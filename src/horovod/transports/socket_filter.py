@@ -1,4 +1,4 @@
-"""Guards the listening socket of an engine that does not tell strangers from ranks: closed while no rank is expected.
+"""Filters the listening socket of an engine that accepts strangers: no packet passes while no rank is expected.
 
 Gloo keeps every incoming connection, also from strangers, and ends the process when it has no descriptor left. So the
 kernel drops all packets to the listening socket, except while a group is being made. Existing connections stay.
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-__all__ = ["Door", "listening"]
+__all__ = ["SocketFilter", "listening"]
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 #: One instruction of the kernel's filters: accept no byte of a packet.
@@ -24,22 +24,18 @@ _TAKE_NOTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)
 _T = TypeVar("_T")
 
 
-class Door:
-    """The entrance of a listening socket, closed at first.
-
-    Args:
-        inode: inode of the socket, as in ``listening``; empty if it is not known: then the door stays open.
-    """
+class SocketFilter:
+    """Refuses packets to the listening socket with this inode, except in ``lifted``; filters nothing if it is empty."""
 
     def __init__(self, inode: str = "") -> None:
         self._inode = inode
         self._lock = threading.Lock()
-        self._expecting = 0
-        self._filter(_SO_ATTACH_FILTER)
+        self._users = 0
+        self._set(_SO_ATTACH_FILTER)
 
     @classmethod
-    def of(cls, make: Callable[[], _T]) -> tuple[_T, Door]:
-        """Return the result of ``make``, and the door of its listening socket."""
+    def of(cls, make: Callable[[], _T]) -> tuple[_T, SocketFilter]:
+        """Return the result of ``make``, and the filter of its listening socket."""
         before = listening()
         made = make()
         new = [inode for inode in listening() if inode not in before]
@@ -47,54 +43,59 @@ class Door:
         return made, cls(new[0] if len(new) == 1 else "")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def lifted(self) -> Iterator[None]:
         """Accept connections while the block runs."""
-        self._expect(1)
+        self._change(1)
         try:
             yield
         finally:
-            self._expect(-1)
+            self._change(-1)
 
-    def hang_up(self) -> None:
+    def end_connections(self) -> None:
         """End the accepted connections, for both ends, also while a thread waits for their data."""
         fd = listening().get(self._inode, -1) if self._inode else -1
         if fd < 0:
             return
-        with _borrowed(fd) as door:
-            family, port = door.family, door.getsockname()[1]
-        for _, sock in _sockets():
-            # The other end may have ended it at this moment.
-            with contextlib.suppress(OSError):
-                if (
-                    sock.family == family
-                    and sock.getsockname()[1] == port
-                    and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                ):
-                    sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the engine may close it at this moment
+            with _borrowed(fd) as listener:
+                family, port = listener.family, listener.getsockname()[1]
+            for _, sock in _sockets():
+                # The other end may have ended it, or another thread may have closed it.
+                with contextlib.suppress(OSError):
+                    if sock.family == family and sock.getsockname()[1] == port and not _listens(sock):
+                        sock.shutdown(socket.SHUT_RDWR)
 
-    def _expect(self, more: int) -> None:
+    def _change(self, more: int) -> None:
         with self._lock:
-            before, self._expecting = self._expecting, self._expecting + more
-            if not before or not self._expecting:
-                self._filter(_SO_DETACH_FILTER if more > 0 else _SO_ATTACH_FILTER)
+            before, self._users = self._users, self._users + more
+            if not before or not self._users:
+                self._set(_SO_DETACH_FILTER if more > 0 else _SO_ATTACH_FILTER)
 
-    def _filter(self, order: int) -> None:
+    def _set(self, order: int) -> None:
         # The descriptor's number may belong to another file by now.
         fd = listening().get(self._inode, -1) if self._inode else -1
         if fd < 0:
             return
         code = ctypes.create_string_buffer(_TAKE_NOTHING, len(_TAKE_NOTHING))
         program = struct.pack("@HL", 1, ctypes.addressof(code))
-        # A sandbox may not support filters: then the door stays open.
+        # A sandbox may not support filters: then the socket accepts everybody.
         with contextlib.suppress(OSError), _borrowed(fd) as sock:
             sock.setsockopt(socket.SOL_SOCKET, order, program)
 
 
 def listening() -> dict[str, int]:
     """Return the sockets on which this process listens: inodes and descriptors."""
-    return {
-        inode: sock.fileno() for inode, sock in _sockets() if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    }
+    found = {}
+    for inode, sock in _sockets():
+        # Another thread may close it at this moment.
+        with contextlib.suppress(OSError):
+            if _listens(sock):
+                found[inode] = sock.fileno()
+    return found
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _sockets() -> Iterator[tuple[str, socket.socket]]:
