@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.config import SETTINGS, Config, Setting, load, parse, render, unknown_variables
+from horovod.config import SETTINGS, Config, Setting, doubtful_variables, load, parse, render
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,11 +102,17 @@ def test_names_flags_and_keys_are_unique() -> None:
     ],
 )
 def test_unknown_variable_gets_the_nearest_name(name: str, meant: str | None) -> None:
-    (sentence,) = unknown_variables({name: "1", "PATH": "/bin"})
+    (sentence,) = doubtful_variables({name: "1", "PATH": "/bin"})
     assert name in sentence
     assert (f"did you mean {meant}?" in sentence) if meant else ("did you mean" not in sentence)
 
 
-@pytest.mark.parametrize("name", ["HOROVOD_RANK", "HOROVOD_SECRET_KEY", "HOROVOD_WITH_PYTORCH", "HOROVOD_AUTOTUNE"])
+@pytest.mark.parametrize("name", ["HOROVOD_RANK", "HOROVOD_SECRET_KEY", "HOROVOD_WITH_PYTORCH"])
 def test_names_of_horovod_are_not_unknown(name: str) -> None:
-    assert unknown_variables({name: "1"}) == []
+    assert doubtful_variables({name: "1"}) == []
+
+
+def test_settings_without_effect_are_told_unless_they_have_their_default() -> None:
+    (sentence,) = doubtful_variables({"HOROVOD_AUTOTUNE": "1", "HOROVOD_CYCLE_TIME": "5"})
+    assert sentence == "without effect in this version (docs/environment.md): HOROVOD_CYCLE_TIME, HOROVOD_AUTOTUNE"
+    assert doubtful_variables({"HOROVOD_AUTOTUNE": "0", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) == []

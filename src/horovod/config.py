@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from horovod.spelling import nearest
+from horovod.phrases import nearest
 
 __all__ = [
     "ELASTIC",
@@ -25,13 +25,12 @@ __all__ = [
     "SETTINGS",
     "Config",
     "Setting",
-    "gpu_variables",
+    "doubtful_variables",
     "is_elastic",
     "load",
     "openmp_threads",
     "parse",
     "render",
-    "unknown_variables",
 ]
 
 Value = bool | int | float | str
@@ -64,39 +63,22 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        env: the environment variable.
-        default: value of an unset variable; its type is the type of the setting.
-        help: one sentence for ``--help`` and the docs.
-        name: the field of ``Config``; empty for settings without effect.
-        unit: unit of the environment variable.
-        flag: flag of horovodrun, or empty.
-        flag_off: flag that switches it off, for booleans.
-        yaml_path: ``section.key`` in the YAML file of ``--config-file``, or empty.
-        scale: the variable is this many times the value of flag and YAML key.
-        inverted: flag and YAML key have the opposite meaning of the variable.
-        choices: the allowed texts, lower case; empty for any.
-        minimum: least number allowed.
-        maximum: greatest number allowed.
-        in_effect: whether it has any effect in this version.
-    """
-
-    env: str
-    default: Value
-    help: str
-    name: str = ""
-    unit: str = ""
-    flag: str = ""
-    flag_off: str = ""
-    yaml_path: str = ""
-    scale: int = 1
-    inverted: bool = False
-    choices: tuple[str, ...] = ()
-    minimum: float | None = 0
-    maximum: float | None = None
-    in_effect: bool = True
+    env: str  # the environment variable
+    default: Value  # value of an unset variable; its type is the type of the setting
+    help: str  # one sentence for `--help` and the docs
+    name: str = ""  # the field of `Config`; empty for settings without effect
+    unit: str = ""  # unit of the environment variable
+    flag: str = ""  # flag of horovodrun, or empty
+    flag_off: str = ""  # flag that switches it off, for booleans
+    yaml_path: str = ""  # `section.key` in the YAML file of `--config-file`, or empty
+    scale: int = 1  # the variable is this many times the value of flag and YAML key
+    inverted: bool = False  # flag and YAML key have the opposite meaning of the variable
+    choices: tuple[str, ...] = ()  # the allowed texts, lower case; empty for any
+    minimum: float | None = 0  # least number allowed
+    maximum: float | None = None  # greatest number allowed
+    in_effect: bool = True  # whether it has any effect in this version
 
 
 def _setting(env: str, default: Value, help: str, **more: Any) -> Any:
@@ -296,15 +278,7 @@ _FOREIGN_PREFIXES = (
 
 
 def parse(setting: Setting, text: str, source: str = "") -> Value:
-    """Read the text of an environment variable.
-
-    Args:
-        setting: the row of the table.
-        text: value of the variable.
-        source: its name in an error; the variable when empty.
-
-    Returns:
-        A value of the type of ``setting.default``.
+    """Read the text of an environment variable; ``source`` is its name in an error, if not the variable.
 
     Raises:
         ValueError: not a value of that type, not a choice, or too small; names ``source``.
@@ -382,17 +356,17 @@ def openmp_threads() -> str:
     return os.environ.get("OMP_NUM_THREADS", "")
 
 
-def gpu_variables() -> dict[str, str]:
-    """Return the variables that select the GPUs of JAX, and whether it takes their memory at once."""
-    names = ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE")
-    return {name: os.environ[name] for name in names if name in os.environ}
+def doubtful_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each ``HOROVOD_*`` variable that is unknown, and one for those without effect.
 
-
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return one sentence for each unknown ``HOROVOD_*`` variable, for rank 0 to log as a warning at init."""
+    Args:
+        environ: variables to read, whose values ``load`` has accepted; ``os.environ`` when omitted.
+    """
+    environ = os.environ if environ is None else environ
     known = [s.env for s in SETTINGS] + [*RANK_VARIABLES.values(), JOB_ID, SECRET_KEY, MEETING]
-    sentences = []
-    for name in sorted(os.environ if environ is None else environ):
+    idle = [s.env for s in INERT if s.env in environ and parse(s, environ[s.env]) != s.default]
+    sentences = [f"without effect in this version (docs/environment.md): {', '.join(idle)}"] if idle else []
+    for name in sorted(environ):
         if name.startswith("HOROVOD_") and name not in known and not name.startswith(_FOREIGN_PREFIXES):
             meant = nearest(name[8:], [k[8:] for k in known])
             hint = f"; did you mean HOROVOD_{meant}?" if meant else ""

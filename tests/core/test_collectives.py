@@ -10,6 +10,7 @@ from horovod.core.rules import check
 from horovod.transports import on_device
 from horovod.transports.hierarchical import transport as hierarchical
 from horovod.transports.shm import inline
+from horovod.transports.shm import transport as shm
 
 _MEMBERS = (0, 1, 2)
 
@@ -45,6 +46,7 @@ def test_the_shapes_of_results(response: Response, shapes: list[tuple[int, ...]]
 @pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name)
 def test_every_transport_moves_every_collective(kind: Kind) -> None:
     assert kind in inline.ROUTINES
+    assert kind in shm.ROUTINES
     assert kind in hierarchical.ROUTINES
     assert kind in on_device.ROUTINES
 

@@ -98,9 +98,6 @@ def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE, line: 
         # Two sets in two orders, after other calls without a name.
         ([_stuck(0, "", 1, process_set=1), _stuck(1, "", 2)], ["in one order on all ranks", "hvd.uneven_inputs()"]),
         ([_stuck(0, "", 7), _stuck(1, "x", 4)], ["in one order on all ranks"]),
-        # name=f"loss_{hvd.rank()}", or a loop over a set of names.
-        ([_stuck(0, "loss_0", 1, line=9), _stuck(1, "loss_1", 1, line=9)],
-         ["One line, train.py:9, made these calls under different names: 'loss_0', 'loss_1'", "in one order on all"]),
     ],
 )  # fmt: skip
 def test_the_numbers_tell_the_causes_apart(circle: list[Stuck], words: list[str]) -> None:

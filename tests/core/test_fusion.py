@@ -7,14 +7,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.core.fusion import MAX_FUSED, plan
+from horovod.core.coordinator import MAX_FUSED, fuse
 
 entries = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 40)), max_size=40)
 
 
 @given(entries=entries, threshold=st.integers(0, 100))
 def test_plan(entries: list[tuple[str | None, int]], threshold: int) -> None:
-    groups = plan([(i, key, nbytes) for i, (key, nbytes) in enumerate(entries)], threshold)
+    groups = fuse([(i, key, nbytes) for i, (key, nbytes) in enumerate(entries)], threshold)
     assert [i for group in groups for i in group] == list(range(len(entries)))
     for group in groups:
         if len(group) > 1:
@@ -29,9 +29,9 @@ def test_plan(entries: list[tuple[str | None, int]], threshold: int) -> None:
 
 
 def test_one_entry_may_be_larger_than_the_threshold() -> None:
-    assert plan([(7, "a", 1000), (8, "a", 1)], 100) == [[7], [8]]
+    assert fuse([(7, "a", 1000), (8, "a", 1)], 100) == [[7], [8]]
 
 
 def test_a_group_has_an_end() -> None:
-    groups = plan([(i, "a", 0) for i in range(2 * MAX_FUSED + 1)], 1)
+    groups = fuse([(i, "a", 0) for i in range(2 * MAX_FUSED + 1)], 1)
     assert [len(group) for group in groups] == [MAX_FUSED, MAX_FUSED, 1]

@@ -15,6 +15,7 @@ from paper import PaperHandle, PaperJob, Script, play, request, shuffled
 from paper_hosts import PaperHosts
 
 from benchmarks.control import Simulation
+from horovod.core.gathering import DeclareGroup, SubmitGroups
 from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
 from horovod.core.requests import NO_NOTE, Kind, Request
@@ -164,12 +165,12 @@ def _rounds(job: PaperHosts, rounds: int, *requests: Request) -> None:
 def test_the_second_time_hosts_submit_groups_and_these_are_fused_as_ever() -> None:
     job = PaperHosts([[0, 1], [2, 3]], random.Random(0))
     _rounds(job, 1, request("a"), request("b"))
-    assert job.sent["submit_groups"] == 0
+    assert job.sent[SubmitGroups] == 0
     _rounds(job, 1, request("a"), request("b"))
-    assert (job.sent["declare_group"], job.sent["submit_groups"]) == (2 * 2, 2)
+    assert (job.sent[DeclareGroup], job.sent[SubmitGroups]) == (2 * 2, 2)
     before = job.sent
     _rounds(job, 5, request("a"), request("b"))
-    assert job.sent - before == {"submit_groups": 2 * 5}
+    assert job.sent - before == {SubmitGroups: 2 * 5}
     assert [len(entry.ids) for entry in job.log if entry.response is None] == [2] * 7
 
 
@@ -184,7 +185,7 @@ def test_another_signature_under_a_name_is_seen_at_once_and_groups_come_back_aft
     _rounds(job, 2, request("a", kind))
     before = job.sent
     _rounds(job, 2, request("a", kind))
-    assert job.sent - before == {"submit_groups": 4}
+    assert job.sent - before == {SubmitGroups: 4}
 
 
 def test_what_a_late_rank_keeps_others_waiting_for_is_known_to_the_coordinator() -> None:
@@ -200,7 +201,7 @@ def test_what_a_late_rank_keeps_others_waiting_for_is_known_to_the_coordinator()
     job.assert_quiet()
     before = job.sent
     _rounds(job, 1, request("a"))
-    assert job.sent - before == {"submit_groups": 2}
+    assert job.sent - before == {SubmitGroups: 2}
 
 
 def test_an_error_of_the_coordinator_answers_ranks_whose_host_submitted_a_group() -> None:
@@ -227,7 +228,7 @@ def test_groups_hold_the_members_of_a_process_set_and_end_with_it() -> None:
             for rank in members:
                 job.submit(rank, request("a", process_set=1))
             job.settle_all()
-        assert (job.sent - before)["submit_groups"] == 4 * len({rank // 2 for rank in members})
+        assert (job.sent - before)[SubmitGroups] == 4 * len({rank // 2 for rank in members})
         late = job.submit(members[0], request("a", process_set=1))
         for rank in range(5):
             job.submit(rank, request("remove", Kind.REMOVE_PROCESS_SET, root=1))
@@ -288,7 +289,7 @@ def test_a_host_of_which_a_rank_has_joined_goes_on_at_once() -> None:
     job.assert_quiet()
     before = job.sent
     _rounds(job, 1, request("a"))
-    assert job.sent - before == {"submit_groups": 2}
+    assert job.sent - before == {SubmitGroups: 2}
 
 
 def _calls(ranks: int, hosts: int, tensors: int) -> int:

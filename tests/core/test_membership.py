@@ -12,6 +12,7 @@ from horovod.core.membership import Membership
 from horovod.core.membership_events import (
     Assign,
     Begin,
+    CoolDown,
     Discovered,
     Dissolve,
     Ended,
@@ -26,6 +27,8 @@ from horovod.core.membership_events import (
     Slot,
     Start,
     Tick,
+    TrainingEnded,
+    TrainingOver,
 )
 
 
@@ -42,40 +45,6 @@ def test_the_first_generation_has_the_ranks_of_the_hosts_in_their_order() -> Non
     for slot in (A0, A1, A2):
         assert members.handle(Joined(slot, 1)) == []
     assert members.handle(Joined(B0, 1)) == [Begin(1)]
-
-
-def test_a_failure_ends_a_job_that_is_not_elastic() -> None:
-    members = started(Policy(2), a=2)
-    assert members.handle(Ended(A1, KILLED)) == [Finish("slot a:1 was killed by SIGKILL")]
-    assert members.handle(Ended(A0, KILLED)) == []
-    assert kinds(members.handle(Ready(A0))) == [Refuse]
-
-
-def test_a_failure_is_told_to_those_that_wait() -> None:
-    members = Membership(Policy(2))
-    members.handle(Discovered({"a": 2}))
-    members.handle(Ready(A0))
-    why = "slot a:1 was killed by SIGKILL"
-    assert members.handle(Ended(A1, KILLED)) == [Refuse(A0, why), Finish(why)]
-
-
-def test_nobody_waits_for_a_process_that_has_ended_well() -> None:
-    members = Membership(Policy(3))
-    members.handle(Discovered({"a": 3}))
-    members.handle(Ready(A0))
-    assert kinds(members.handle(Ended(A1))) == [Refuse]
-    assert kinds(members.handle(Ready(A2))) == [Refuse]
-    assert members.handle(Ended(A0)) == []
-    assert members.handle(Ended(A2)) == [Finish("")]
-
-
-def test_a_job_of_fixed_size_can_call_init_again() -> None:
-    members = started(Policy(2), a=2)
-    for slot in (A0, A1):
-        assert members.handle(Left(slot)) == []
-    members.handle(Ready(A1))
-    assert ranks(members.handle(Ready(A0))) == [A0, A1]
-    assert members.generation == 2
 
 
 def test_a_loss_before_all_have_joined_gives_another_generation() -> None:
@@ -138,16 +107,18 @@ def test_processes_of_a_withdrawn_host_are_refused_at_the_next_boundary() -> Non
 
 def test_a_host_is_used_again_when_it_has_cooled_down() -> None:
     members = started(dataclasses.replace(ELASTIC, maximum=4), a=2, b=2)
-    for after, wait_s in enumerate((10, 20, 40, 40)):
-        begin = 1000.0 * (after + 1)
-        assert members.handle(Tick(begin)) == []
-        members.handle(Ended(B1, KILLED))
-        assert members.handle(Tick(begin + wait_s - 1)) == []
-        assert members.handle(Tick(begin + wait_s)) == [Start(B1)]
+    now_s = 0.0
+    for since_s, wait_s in ((0, 10), (59, 20), (59, 40), (59, 40), (61, 10), (0, 20)):
+        now_s += since_s
+        assert members.handle(Tick(now_s)) == []
+        assert members.handle(Ended(B1, KILLED)) == [CoolDown("b", wait_s)]
+        assert members.handle(Tick(now_s + wait_s - 1)) == []
+        now_s += wait_s
+        assert members.handle(Tick(now_s)) == [Start(B1)]
 
 
 def test_too_few_slots_end_a_job_at_once_if_there_will_be_no_others() -> None:
-    members = started(Policy(2, is_elastic=True, minimum=2), a=2)
+    members = started(Policy(2, minimum=2), a=2)
     members.handle(Ended(A1, KILLED))
     assert members.handle(Ready(A0))[-1] == Finish("fewer than 2 slots are left; slot a:1 was killed by SIGKILL")
 
@@ -171,7 +142,7 @@ def test_a_job_that_has_ended_well_starts_nothing_more() -> None:
 
 
 def test_spares_are_those_that_were_started_last_and_take_the_place_of_the_lost() -> None:
-    members = Membership(Policy(2, is_elastic=True, spares=1))
+    members = Membership(Policy(2, spares=1))
     assert members.handle(Discovered({"a": 3})) == [Start(A0), Start(A1), Start(A2)]
     assert members.handle(Ready(A2)) == members.handle(Ready(A1)) == []
     assert ranks(do(members, Ready(A0))) == [A0, A1]
@@ -183,7 +154,7 @@ def test_spares_are_those_that_were_started_last_and_take_the_place_of_the_lost(
 
 
 def test_a_spare_replaces_one_that_never_came_to_its_first_init() -> None:
-    members = Membership(Policy(2, is_elastic=True, spares=1))
+    members = Membership(Policy(2, spares=1))
     members.handle(Discovered({"a": 3}))
     members.handle(Ready(A2))
     members.handle(Ready(A1))
@@ -217,7 +188,7 @@ def test_a_job_whose_ranks_were_all_asked_to_leave_ends_so_that_they_can_write_t
 
 
 def test_those_that_leave_hand_over_their_state_to_newcomers_first() -> None:
-    members = started(Policy(2, is_elastic=True, is_discovering=True), a=2)
+    members = started(Policy(2, is_discovering=True), a=2)
     assert members.handle(Discovered({"b": 2})) == [Start(B0), Start(B1)]
     for slot in (B0, B1):
         assert members.handle(Ready(slot)) == []
@@ -231,7 +202,7 @@ def test_those_that_leave_hand_over_their_state_to_newcomers_first() -> None:
 
 
 def test_newcomers_do_not_begin_anew_when_all_that_had_the_state_are_lost() -> None:
-    members = started(Policy(2, is_elastic=True, spares=1), a=3)
+    members = started(Policy(2, spares=1), a=3)
     members.handle(Ended(A0, KILLED))
     assert kinds(members.handle(Ended(A1, KILLED))) == [Refuse, Finish]
 
@@ -257,13 +228,13 @@ def test_spares_do_not_begin_anew_when_the_members_have_left_and_end_well() -> N
 
 
 def test_a_newcomer_that_is_too_late_does_not_spoil_the_success_of_the_others() -> None:
-    members = started(Policy(2, is_elastic=True, minimum=2, spares=1), a=3)
+    members = started(Policy(2, minimum=2, spares=1), a=3)
     assert members.handle(Left(A0)) == members.handle(Left(A1)) == members.handle(Ended(A0)) == []
     assert members.handle(Ended(A1)) == [Refuse(A2, "the job has ended"), Finish("")]
 
 
 def test_a_rank_that_takes_a_while_to_end_is_replaced_though_the_others_are_too_few() -> None:
-    members = started(Policy(2, is_elastic=True, minimum=2, cool_down_s=(0, 0)), a=2)
+    members = started(Policy(2, minimum=2, cool_down_s=(0, 0)), a=2)
     assert members.handle(Left(A1)) == []
     assert kinds(members.handle(Ready(A0, 5, "x"))) == []
     assert members.handle(Ended(A1, "exited with code 1")) == [Start(A1)]
@@ -280,8 +251,46 @@ def test_a_former_member_that_fails_late_does_not_spoil_the_success_of_the_other
     assert members.handle(Ended(A1))[-1] == Finish("")
 
 
+@pytest.mark.parametrize("is_early", [True, False], ids=["before it ends", "after it has ended"])
+def test_exit_code_0_is_a_loss_if_the_others_go_on(is_early: bool) -> None:
+    members = started(dataclasses.replace(ELASTIC, size=3, minimum=2, maximum=3, cool_down_s=(1, 1)), a=3)
+    for event in (Ready(A0, 5), Ended(A1)) if is_early else (Ended(A1), Ready(A0, 5)):
+        assert not [d for d in members.handle(event) if isinstance(d, Assign | Start)]
+    assert ranks(do(members, Ready(A2, 5))) == [A0, A2]
+    assert members.handle(Tick(1)) == [Start(A1)]
+    members.handle(Ready(A1))
+    assert members.wants_change
+
+
+def test_exit_code_0_of_a_former_member_is_a_loss() -> None:
+    members = started(dataclasses.replace(ELASTIC, size=3, minimum=2, maximum=3, cool_down_s=(1, 1)), a=3)
+    for event in (Left(A1), Ready(A0, 5), Ready(A2, 5)):
+        decisions = do(members, event)
+    assert ranks(decisions) == [A0, A2]
+    assert members.handle(Ended(A1)) == []
+    assert members.handle(Tick(1)) == [Start(A1)]
+
+
+def test_a_trained_member_has_ended_well_though_another_is_lost_then() -> None:
+    members = started(dataclasses.replace(ELASTIC, size=3, minimum=1, maximum=3, cool_down_s=(1, 1)), a=3)
+    assert members.handle(TrainingEnded(A1)) == [TrainingOver(1)]
+    for event in (Ended(A1), Ended(A2, KILLED)):
+        members.handle(event)
+    assert ranks(do(members, Ready(A0, 5))) == [A0]
+    assert members.handle(Tick(1)) == []
+    assert members.handle(Ended(A0)) == [Finish("")]
+
+
+def test_a_member_that_is_left_alone_after_the_training_does_not_wait_for_newcomers() -> None:
+    members = started(Policy(2, minimum=2, maximum=2, spares=1, cool_down_s=(1, 1)), a=3)
+    members.handle(TrainingEnded(A1))
+    assert members.handle(Ready(A0, 5)) == [Paused(1)]
+    few = "fewer than 2 slots are left"
+    assert members.handle(Ended(A1)) == [Refuse(A2, few), Refuse(A0, few), Finish(few)]
+
+
 def test_spares_are_told_when_the_job_has_ended_well() -> None:
-    members = started(Policy(2, is_elastic=True, spares=1), a=3)
+    members = started(Policy(2, spares=1), a=3)
     assert members.handle(Ended(A1)) == []
     assert members.handle(Ended(A0)) == [Refuse(A2, "the job has ended"), Finish("")]
 
@@ -297,7 +306,7 @@ def test_a_rank_in_a_generation_that_never_began_is_no_former_rank() -> None:
 
 
 def test_a_script_that_cannot_begin_is_not_started_for_ever() -> None:
-    members = Membership(Policy(2, is_elastic=True, cool_down_s=(0, 0)))
+    members = Membership(Policy(2, cool_down_s=(0, 0)))
     members.handle(Discovered({"a": 2}))
     assert members.handle(Ended(A0, "exited with code 1")) == [Start(A0)]
     (finish,) = members.handle(Ended(A0, "exited with code 1"))
@@ -308,7 +317,7 @@ def test_a_script_that_cannot_begin_is_not_started_for_ever() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_512_slots_survive_a_hundred_losses_and_joins(seed: int) -> None:
     rng = random.Random(seed)
-    policy = Policy(512, is_elastic=True, minimum=2, cool_down_s=(1, 1))
+    policy = Policy(512, minimum=2, cool_down_s=(1, 1))
     members = started(policy, **{f"h{i}": 8 for i in range(64)})
     slots = [Slot(f"h{i}", j) for i in range(64) for j in range(8)]
     for step in range(100):
@@ -329,7 +338,7 @@ def test_512_slots_survive_a_hundred_losses_and_joins(seed: int) -> None:
 
 
 def test_a_host_that_is_lost_before_the_ranks_have_met_is_not_waited_for() -> None:
-    members = Membership(Policy(3, is_elastic=True, minimum=2, cool_down_s=(1, 1)))
+    members = Membership(Policy(3, minimum=2, cool_down_s=(1, 1)))
     members.handle(Discovered({"a": 2, "b": 1}))
     for slot in (A0, A1):
         assert members.handle(Ready(slot)) == []
@@ -341,11 +350,50 @@ def test_a_host_that_is_lost_before_the_ranks_have_met_is_not_waited_for() -> No
     assert members.handle(Tick(1)) == [Start(B0)]
 
 
+def test_a_process_whose_slot_was_withdrawn_does_not_count_as_one_of_the_first() -> None:
+    members = Membership(Policy(2, 1, 4, is_discovering=True))
+    members.handle(Discovered({"a": 3}))
+    members.handle(Discovered({"a": 2}))
+    for slot in (A2, A1):
+        assert members.handle(Ready(slot, 0, "the same")) == []
+    refuse, assign = members.handle(Ready(A0, 0, "the same"))
+    assert (type(refuse), refuse.slot) == (Refuse, A2)
+    assert isinstance(assign, Assign) and set(assign.positions) == {A0, A1}
+
+
 def test_a_process_that_fails_before_the_ranks_have_met_is_replaced_first() -> None:
-    members = Membership(Policy(3, is_elastic=True, minimum=2, cool_down_s=(1, 1)))
+    members = Membership(Policy(3, minimum=2, cool_down_s=(1, 1)))
     members.handle(Discovered({"a": 2, "b": 1}))
     for slot in (A0, A1):
         members.handle(Ready(slot))
     assert members.handle(Ended(B0, KILLED)) == []
     assert members.handle(Tick(1)) == [Start(B0)]
     assert ranks(members.handle(Ready(B0))) == [A0, A1, B0]
+
+
+def test_after_the_training_a_loss_is_not_repaired_and_is_the_result() -> None:
+    members = started(ELASTIC, a=4)
+    assert members.handle(TrainingEnded(A0)) == [TrainingOver(1)]
+    assert members.handle(TrainingEnded(A1)) == []
+    assert members.handle(Ended(A1, KILLED)) == []
+    assert members.handle(Tick(100)) == [], "nothing is started, and nobody is fenced that works alone"
+    members.handle(Tick(10_000))
+    assert not members.wants_change
+    for number in (0, 2):
+        assert members.handle(Ended(Slot("a", number))) == []
+    assert members.handle(Ended(Slot("a", 3))) == [
+        Finish("slot a:1 was killed by SIGKILL, after the training had ended")
+    ]
+
+
+def test_another_training_of_the_same_processes_is_repaired_again() -> None:
+    members = started(ELASTIC, a=4)
+    for number in range(4):
+        members.handle(TrainingEnded(Slot("a", number)))
+    for number in range(3):
+        members.handle(Ready(Slot("a", number), 7))
+    assert kinds(members.handle(Ready(Slot("a", 3), 7))) == [Assign]
+    for number in range(4):
+        members.handle(Joined(Slot("a", number), 2))
+    members.handle(Ended(A1, KILLED))
+    assert Start(A1) in members.handle(Tick(100))

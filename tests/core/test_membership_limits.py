@@ -70,7 +70,7 @@ def test_nobody_is_fenced_where_too_few_are_left_with_it() -> None:
         members.handle(Ready(slot, 5))
     decisions = members.handle(Tick(600))
     assert kinds(decisions) == [Refuse, Refuse, Finish]
-    assert decisions[-1] == Finish("only 3 of at least 4 ranks were there within 600 s")
+    assert decisions[-1] == Finish("only 3 of at least 4 ranks were there within 600 s (HOROVOD_ELASTIC_TIMEOUT)")
 
 
 def test_work_stands_still_from_the_first_member_on_that_waits_for_the_next_generation() -> None:
@@ -83,7 +83,7 @@ def test_work_stands_still_from_the_first_member_on_that_waits_for_the_next_gene
 
 
 def test_the_others_get_another_generation_when_one_does_not_join() -> None:
-    members = Membership(Policy(2, is_elastic=True))
+    members = Membership(Policy(2))
     members.handle(Discovered({"a": 2}))
     for slot in (A0, A1):
         members.handle(Ready(slot))
@@ -93,17 +93,19 @@ def test_the_others_get_another_generation_when_one_does_not_join() -> None:
 
 
 def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
-    members = Membership(Policy(2, is_elastic=True, minimum=2, timeout_s=5, start_timeout_s=60))
+    members = Membership(Policy(2, minimum=2, timeout_s=5, start_timeout_s=60))
     members.handle(Discovered({"a": 2}))
     members.handle(Ready(A0))
     assert members.handle(Tick(59)) == []
-    assert members.handle(Tick(60))[-1] == Finish("only 1 of at least 2 ranks were there within 60 s")
+    assert members.handle(Tick(60))[-1] == Finish(
+        "only 1 of at least 2 ranks were there within 60 s (HOROVOD_START_TIMEOUT)"
+    )
 
 
 @pytest.mark.parametrize("how", ["was killed by SIGKILL", ""], ids=["killed", "ended well"])
 def test_processes_that_another_launcher_starts_come_by_themselves(how: str) -> None:
     """Ranks are as that launcher says, nobody is started, and a process that ends before is not waited for."""
-    members = Membership(Policy(4, is_elastic=True, is_open=True))
+    members = Membership(Policy(4, is_open=True))
     slots = [Slot("b", 2), Slot("a", 1), Slot("a", 0), Slot("b", 3)]
     for slot in slots:
         assert members.handle(Arrived(slot)) == []
@@ -125,7 +127,7 @@ def test_processes_that_another_launcher_starts_come_by_themselves(how: str) -> 
 
 
 def test_processes_of_another_launcher_that_all_fail_before_they_meet_end_the_job() -> None:
-    members = Membership(Policy(2, is_elastic=True, is_open=True))
+    members = Membership(Policy(2, is_open=True))
     for host in "ba":
         members.handle(Arrived(Slot(host, 0)))
         decisions = members.handle(Ended(Slot(host, 0), "was killed by SIGKILL"))

@@ -10,9 +10,11 @@ from horovod.core.membership import Membership
 from horovod.core.membership_events import (
     Assign,
     Begin,
+    CoolDown,
     Discovered,
     Dissolve,
     Ended,
+    Event,
     Fence,
     Finish,
     Joined,
@@ -25,6 +27,8 @@ from horovod.core.membership_events import (
     Slot,
     Start,
     Tick,
+    TrainingEnded,
+    TrainingOver,
 )
 
 KILLED = "was killed by SIGKILL"
@@ -34,13 +38,12 @@ class Job(RuleBasedStateMachine):
     """Processes that do anything at any time; the model knows only what a keeper and an agent know."""
 
     @initialize(
-        elastic=st.booleans(), size=st.integers(1, 4), least=st.integers(1, 4), most=st.integers(0, 3),
+        size=st.integers(1, 4), least=st.integers(1, 4), most=st.integers(0, 3),
         cool=st.sampled_from([None, (5.0, 20.0)]), resets=st.sampled_from([None, 3]), discovering=st.booleans(),
         spares=st.integers(0, 2),
     )  # fmt: skip
     def begin(
         self,
-        elastic: bool,
         size: int,
         least: int,
         most: int,
@@ -49,9 +52,8 @@ class Job(RuleBasedStateMachine):
         discovering: bool,
         spares: int,
     ) -> None:
-        spares *= elastic
         self.policy = Policy(
-            size, elastic, min(least, size), size + most, resets, cool, 60.0, is_discovering=discovering, spares=spares
+            size, min(least, size), size + most, resets, cool, 60.0, is_discovering=discovering, spares=spares
         )
         self.members = Membership(self.policy)
         self.alive: dict[Slot, str] = {}  # outside, init, joined, in
@@ -64,7 +66,8 @@ class Job(RuleBasedStateMachine):
         self.now = 0.0
         self.discovered({"a": size + spares}, always=True)
 
-    def tell(self, event: Ready | Joined | Ended | Left | Leaving | Discovered | Tick) -> None:
+    def tell(self, event: Event) -> None:
+        fenced: list[Slot] = []
         for decision in self.members.handle(event):
             assert self.finish is None or isinstance(decision, Refuse)
             if isinstance(decision, Start):
@@ -86,13 +89,16 @@ class Job(RuleBasedStateMachine):
                 self.alive[decision.slot] = "outside"
                 assert not (decision.is_dismissal and self.stays(decision.slot))
             elif isinstance(decision, Fence):
-                assert self.policy.is_elastic
-                self.lose(decision.slot, KILLED)
-            elif isinstance(decision, Paused):
+                fenced.append(decision.slot)
+            elif isinstance(decision, Paused | TrainingOver):
                 assert self.assign is not None
                 assert decision.generation == self.assign.generation
-            else:
+            elif isinstance(decision, Finish):
                 self.finish = decision
+            else:
+                assert isinstance(decision, CoolDown)
+        for slot in fenced:
+            self.lose(slot, KILLED)
 
     def lose(self, slot: Slot, how: str) -> None:
         del self.alive[slot]
@@ -110,7 +116,7 @@ class Job(RuleBasedStateMachine):
         has_state = [slot for slot in positions if slot in self.ranks]
         is_handover = has_state and not any(self.stays(slot) for slot in has_state)
         assert is_handover or all(map(self.stays, positions))
-        assert self.policy.fewest <= len(positions) <= self.policy.most or is_handover
+        assert self.policy.minimum <= len(positions) <= self.policy.most or is_handover
         assert [p.previous for p in positions.values()] == [self.ranks.get(slot, -1) for slot in positions]
         hosts = [slot.host for slot in positions]
         blocks = [host for i, host in enumerate(hosts) if i == 0 or hosts[i - 1] != host]
@@ -158,9 +164,14 @@ class Job(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def wants_out(self, data: st.DataObject) -> None:
-        if self.policy.is_elastic and (slot := self.some(data, "outside", "init", "joined", "in")):
+        if slot := self.some(data, "outside", "init", "joined", "in"):
             self.leaving.add(slot)
             self.tell(Leaving(slot))
+
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        if slot := self.some(data, "in"):
+            self.tell(TrainingEnded(slot))
 
     @rule(data=st.data())
     def left(self, data: st.DataObject) -> None:
@@ -170,7 +181,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(hosts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
     def discovered(self, hosts: dict[str, int], always: bool = False) -> None:
-        if always or (self.policy.is_elastic and self.policy.is_discovering):
+        if always or self.policy.is_discovering:
             self.hosts = hosts
             self.tell(Discovered(hosts))
 
@@ -181,7 +192,7 @@ class Job(RuleBasedStateMachine):
 
     @invariant()
     def members_that_must_go_are_asked_to_come(self) -> None:
-        if hasattr(self, "members") and self.policy.is_elastic and self.assign is not None and self.finish is None:
+        if hasattr(self, "members") and self.assign is not None and self.finish is None:
             members = self.assign.positions
             if all(self.alive.get(slot) == "in" for slot in members) and not all(map(self.stays, members)):
                 assert self.members.wants_change
@@ -209,7 +220,11 @@ class Job(RuleBasedStateMachine):
         """Whether somebody waits that is not a spare of a job that runs."""
         members = [] if self.assign is None else [self.alive.get(slot) for slot in self.assign.positions]
         runs = bool(members) and all(state == "in" for state in members)
-        return not runs and bool({"init", "joined"} & set(self.alive.values()))
+        waiting = [slot for slot, state in self.alive.items() if state in ("init", "joined")]
+        has_left = any(state == "outside" for slot, state in self.alive.items() if slot in self.ranks)
+        if self.members._is_draining or has_left:  # newcomers wait until the members have ended, too
+            waiting = [slot for slot in waiting if slot in self.ranks]
+        return not runs and bool(waiting)
 
 
 TestJob = Job.TestCase

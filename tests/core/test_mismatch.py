@@ -16,6 +16,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], str, str, str]] = {
     "dtype": ({}, {"dtype": "int32"}, "Mismatched data types", "float32", "int32"),
     "shape": ({}, {"shape": (5,)}, "Mismatched ALLREDUCE tensor shapes", "[4]", "[5]"),
     "dimensions": ({}, {"shape": (2, 2)}, "Mismatched ALLREDUCE tensor shapes", "[4]", "[2, 2]"),
+    "parts": ({"parts": "['a']"}, {"parts": "['b']"}, "Mismatched names of the tensors", "['a']", "['b']"),
     "op": ({}, {"op": ReduceOp.MAX}, "Mismatched reduction operations", "Sum", "Max"),
     "prescale": ({}, {"prescale": 0.5}, "Mismatched prescale and/or postscale factors", "(1.0, 1.0)", "(0.5, 1.0)"),
     "postscale": ({}, {"postscale": 2.0}, "Mismatched prescale and/or postscale factors", "(1.0, 1.0)", "(1.0, 2.0)"),
@@ -37,7 +38,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], str, str, str]] = {
     "allgather tail": (
         {"kind": Kind.ALLGATHER, "shape": (2, 3)},
         {"kind": Kind.ALLGATHER, "shape": (2, 4)},
-        "Mismatched ALLGATHER tensor shapes behind the first dimension",
+        "Mismatched ALLGATHER tensor shapes after the first dimension",
         "[3]",
         "[4]",
     ),
@@ -51,7 +52,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], str, str, str]] = {
     "alltoall tail": (
         {"kind": Kind.ALLTOALL, "shape": (3, 3)},
         {"kind": Kind.ALLTOALL, "shape": (3, 4)},
-        "Mismatched ALLTOALL tensor shapes behind the first dimension",
+        "Mismatched ALLTOALL tensor shapes after the first dimension",
         "[3]",
         "[4]",
     ),

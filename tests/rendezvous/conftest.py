@@ -26,4 +26,4 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name stays what it is, however long the test takes."""
-    monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: 7.0))
+    monkeypatch.setattr("horovod.rendezvous.keys.time", SimpleNamespace(time=lambda: 7.0))

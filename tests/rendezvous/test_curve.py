@@ -23,7 +23,7 @@ Socket = zmq.Socket[bytes]
 def context() -> Iterator[Context]:
     context: Context = zmq.Context()
     yield context
-    curve.terminate(context)
+    context.destroy()
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def test_the_last_word_is_read_before_the_connection_ends(context: Context) -> N
         parting.join(0.1)
         assert slow.poll(LONG_MS)
         assert slow.recv() == b"last word"
-        curve.terminate(guests)
+        guests.destroy()
         parting.join(LONG_MS / 1000)
         assert not parting.is_alive()
 

@@ -23,10 +23,22 @@ def _world(job: str, launcher: str = "horovodrun") -> World:
     ("rows", "told"),
     [
         ([(7, 0, 0), (8, 0, 0), (9, 0, 0)], None),
-        ([(7, 0, 0), (8, 1, 0), (9, 0, 0)], (1, "rank 1 (pid 8) ended with exit code 0 before its init() was done")),
-        ([(7, 0, 0), (8, 0, 0), (9, 1, 3)], (2, "rank 2 (pid 9) ended with exit code 3 before its init() was done")),
-        ([(7, 0, 0), (8, 1, -9), (9, 1, 3)], (1, "rank 1 (pid 8) was killed by SIGKILL before its init() was done")),
-        ([(7, 0, 0), (8, 1, -63)], (1, "rank 1 (pid 8) was killed by signal 63 before its init() was done")),
+        (
+            [(7, 0, 0), (8, 1, 0), (9, 0, 0)],
+            (1, "rank 1 (pid 8) on host host ended with exit code 0 before its init() was done"),
+        ),
+        (
+            [(7, 0, 0), (8, 0, 0), (9, 1, 3)],
+            (2, "rank 2 (pid 9) on host host ended with exit code 3 before its init() was done"),
+        ),
+        (
+            [(7, 0, 0), (8, 1, -9), (9, 1, 3)],
+            (1, "rank 1 (pid 8) on host host was killed by SIGKILL before its init() was done"),
+        ),
+        (
+            [(7, 0, 0), (8, 1, -63)],
+            (1, "rank 1 (pid 8) on host host was killed by signal 63 before its init() was done"),
+        ),
         # The keeper has not come so far.
         ([(7, 0, 0)], None),
     ],
@@ -62,7 +74,8 @@ def test_who_was_there_before_is_missed() -> None:
             endings.met([os.getpid(), process.pid])
             assert endings.ended([0, 1, 2]) is None
             process.communicate()
-        text = f"rank 1 (pid {process.pid}), which was in the job before, has ended before its init() was done"
+        who = f"rank 1 (pid {process.pid}) on host host"
+        text = f"{who}, which was in the job before, has ended before its init() was done"
         assert endings.ended([0, 1, 2]) == (1, text)
     with closing(Endings(_world("another"))) as endings:
         assert endings.ended([0, 1, 2]) is None

@@ -24,6 +24,7 @@ from horovod.core.membership_events import (
     Slot,
     Start,
     Tick,
+    TrainingOver,
 )
 from horovod.errors import DismissedError, InitError
 from horovod.rendezvous import curve, membership_client
@@ -124,11 +125,11 @@ def make_job() -> Iterator[Callable[..., Job]]:
         job.close()
 
 
-ELASTIC = Policy(3, is_elastic=True)
+ELASTIC = Policy(3)
 
 
 def test_the_launcher_gets_decisions_about_what_it_has_put(make_job: Callable[..., Job]) -> None:
-    job = make_job(Policy(2, is_elastic=True, spares=1), 3)
+    job = make_job(Policy(2, spares=1), 3)
     for number in range(3):
         job.service.put(Ended(Slot("a", number), KILLED))
     finish = job.decided(lambda d: isinstance(d, Finish))
@@ -200,7 +201,7 @@ def test_the_end_of_a_rank_is_known_by_its_generation(make_job: Callable[..., Jo
 
 
 def test_a_newcomer_and_a_member_that_leaves_make_the_others_want_a_change(make_job: Callable[..., Job]) -> None:
-    job = make_job(Policy(2, is_elastic=True, maximum=3), 3)
+    job = make_job(Policy(2, maximum=3), 3)
     job.come(0, 1)
     job.ready(0, 1)
     job.begin(0, 1)
@@ -221,7 +222,7 @@ def test_a_newcomer_and_a_member_that_leaves_make_the_others_want_a_change(make_
 
 
 def test_a_second_process_in_a_slot_is_refused_and_a_dead_one_is_not_heard(make_job: Callable[..., Job]) -> None:
-    job = make_job(Policy(1, is_elastic=True, cool_down_s=(0, 0)), 1)
+    job = make_job(Policy(1, cool_down_s=(0, 0)), 1)
     job.come(0)
     job.ready(0)
     job.begin(0)
@@ -232,7 +233,7 @@ def test_a_second_process_in_a_slot_is_refused_and_a_dead_one_is_not_heard(make_
 
 
 def test_a_thread_that_waits_for_a_place_ends_when_its_process_leaves_the_job(make_job: Callable[..., Job]) -> None:
-    job = make_job(Policy(2, is_elastic=True), 2)
+    job = make_job(Policy(2), 2)
     job.come(0)
     job.ready(0)
     closing = threading.Thread(target=job.members[0].close)
@@ -243,7 +244,7 @@ def test_a_thread_that_waits_for_a_place_ends_when_its_process_leaves_the_job(ma
 
 
 def test_last_words_of_a_dead_process_are_not_those_of_its_successor() -> None:
-    generations, slot = Generations(Policy(2, is_elastic=True, cool_down_s=(1, 1))), Slot("a", 0)
+    generations, slot = Generations(Policy(2, cool_down_s=(1, 1))), Slot("a", 0)
     generations.handle(Discovered({"a": 1}))
     old, new = (MemberNews("a", 0, nonce * 16, 7) for nonce in (b"o", b"n"))
     assert len(generations.hear(b"old", old)) == 1
@@ -257,7 +258,7 @@ def test_last_words_of_a_dead_process_are_not_those_of_its_successor() -> None:
 
 
 def test_a_place_that_was_lost_is_said_again_also_to_one_that_had_joined() -> None:
-    generations = Generations(Policy(2, is_elastic=True, minimum=1))
+    generations = Generations(Policy(2, minimum=1))
     generations.handle(Discovered({"a": 2}))
     for number in (0, 1):
         generations.hear(b"%d" % number, MemberNews("a", number, b"%d" % number * 16, 7))
@@ -270,7 +271,7 @@ def test_a_place_that_was_lost_is_said_again_also_to_one_that_had_joined() -> No
 
 
 def test_the_launcher_is_told_of_a_silent_process_unless_it_has_left_or_the_service_itself_stood_still() -> None:
-    generations = Generations(Policy(3, is_elastic=True))
+    generations = Generations(Policy(3))
     generations.handle(Discovered({"a": 3}))
     for number, verb in enumerate(("here", "left", "here")):
         generations.hear(b"", MemberNews("a", number, b"%d" % number * 16, 70 + number, verb))  # type: ignore[arg-type]
@@ -296,7 +297,7 @@ def test_a_member_hears_that_the_service_has_gone(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership_client, "_BEAT_S", 0.02)
-    job = make_job(Policy(1, is_elastic=True), 1)
+    job = make_job(Policy(1), 1)
     job.come(0)
     job.ready(0)
     job.begin(0)
@@ -310,7 +311,7 @@ def test_a_member_hears_that_the_service_has_gone(
 
 
 def test_a_stranger_gets_no_answer_and_changes_nothing(make_job: Callable[..., Job]) -> None:
-    job = make_job(Policy(1, is_elastic=True), 1)
+    job = make_job(Policy(1), 1)
     context: zmq.Context[Any] = zmq.Context()
     for key in (purpose_key(b"another secret", SERVICE), purpose_key(KEY, "another purpose")):
         with curve.client_socket(context, key) as stranger:
@@ -319,7 +320,7 @@ def test_a_stranger_gets_no_answer_and_changes_nothing(make_job: Callable[..., J
             stranger.send(pack(MemberNews("a", 0, bytes(16), 1)))
             stranger.send(pack(MemberNews("a", 0, bytes(16), 1, verb="ready", attempt=1)))
             assert not stranger.poll(300)
-    curve.terminate(context)
+    context.destroy()
     assert job.service.take() == []
 
 
@@ -334,7 +335,7 @@ def test_a_stranger_gets_no_answer_and_changes_nothing(make_job: Callable[..., J
     ],
 )
 def test_a_message_that_does_not_fit_its_type_is_dropped(make_job: Callable[..., Job], news: MemberNews) -> None:
-    job = make_job(Policy(1, is_elastic=True), 1)
+    job = make_job(Policy(1), 1)
     context: zmq.Context[Any] = zmq.Context()
     sender = curve.client_socket(context, purpose_key(KEY, SERVICE))
     sender.connect(job.service.endpoints[0])
@@ -343,11 +344,11 @@ def test_a_message_that_does_not_fit_its_type_is_dropped(make_job: Callable[...,
     sender.send(pack(MemberNews("a", 0, bytes(16), 1)))
     assert sender.poll(int(LONG_S * 1000)) and sender.recv()  # the answer to the second one
     assert not sender.poll(50)
-    curve.terminate(context)
+    context.destroy()
 
 
 def test_the_table_forgets_generations_that_are_over(make_job: Callable[..., Job]) -> None:
-    job = make_job(Policy(1, is_elastic=True), 1)
+    job = make_job(Policy(1), 1)
     store = JobStore(KEY, lambda: job.service.endpoints, timeout_s=LONG_S)
     store.set("/1/a", b"old")
     store.set("other", b"kept")
@@ -373,11 +374,26 @@ def _await(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-def test_a_process_learns_that_others_are_on_another_host(make_job: Callable[..., Job]) -> None:
+def test_a_process_learns_that_the_job_may_have_several_hosts(make_job: Callable[..., Job]) -> None:
     job = make_job(ELASTIC, 2)
     job.come(0)
-    assert not job.members[0].status.is_spread
+    assert not job.members[0].status.may_spread
     job.service.put(Discovered({"a": 2, "b": 1}))
-    job.decided(lambda d: isinstance(d, Start) and d.slot.host == "b")
-    job.members[2] = Member(job.service, ("b", 0))
-    assert job.members[2].status.is_spread
+    job.come(1)
+    assert job.members[1].status.may_spread
+    script = make_job(Policy(3, is_discovering=True), 1)
+    script.come(0)
+    assert script.members[0].status.may_spread
+
+
+def test_the_last_steps_count_also_of_a_process_that_leaves_at_once(make_job: Callable[..., Job]) -> None:
+    job = make_job(ELASTIC, 3)
+    job.come(0, 1, 2)
+    job.ready(0, 1, 2)
+    job.begin(0, 1, 2)
+    job.members[0].done(7)
+    assert job.decided(lambda d: isinstance(d, TrainingOver)) == TrainingOver(1)
+    assert job.service.progress == 7
+    job.members[1].done(9)
+    job.members.pop(1).close()
+    _await(lambda: job.service.progress == 9)

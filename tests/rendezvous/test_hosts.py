@@ -120,7 +120,7 @@ def test_what_rank_0_says_right_after_the_meeting_is_left_for_whoever_takes_the_
             assert guest.socket.recv() == text
     finally:
         for each in (home, guest):
-            curve.terminate(each.socket.context)
+            each.socket.context.destroy()
 
 
 def _talk(leaders: list[Leader]) -> None:
@@ -140,7 +140,7 @@ def _talk(leaders: list[Leader]) -> None:
                 assert each.socket.recv() == b"to %d" % each.index
     finally:
         for each in found:
-            curve.terminate(each.socket.context)
+            each.socket.context.destroy()
 
 
 def test_hosts_meet_again_and_again_whoever_comes_first(service: Service) -> None:
@@ -233,7 +233,7 @@ def test_another_version_is_told_to_all(service: Service) -> None:
             assert refusal is not None
             assert "has khorovod 99" in refusal.error
             waiting.join(0.05)
-    curve.terminate(context)
+    context.destroy()
     assert _version.__version__ in str(waiting.failed())
 
 
@@ -263,7 +263,7 @@ def test_a_leader_that_reads_late_still_learns_why_there_is_no_job() -> None:
     refusal = protocol.unpack(late.recv(), protocol.Refusal)
     assert refusal is not None
     assert "job has a size of 5" in refusal.error
-    curve.terminate(context)
+    context.destroy()
     closing.join(LONG_S)
     assert not closing.is_alive()
 
@@ -288,7 +288,7 @@ def test_a_leader_that_cannot_reach_rank_0_hears_that_its_host_has_given_up(serv
         began_s = time.monotonic()
         socket.send(protocol.pack(protocol.GiveUp(1, b"nonce", "rank 0 has had enough", 0, "")))
         error = leader.failed()
-    curve.terminate(context)
+    context.destroy()
     assert isinstance(error, PeerLostError)
     assert "rank 0 has had enough" in str(error)
     assert time.monotonic() - began_s < LONG_S / 4

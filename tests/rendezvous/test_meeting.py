@@ -243,7 +243,7 @@ def test_rank_0_dies_inside_init(job: str) -> None:
 @pytest.mark.usefixtures("one_name")
 def test_rank_0_dies_between_its_answer_and_the_arenas(job: str) -> None:
     with _rank_0(job) as (guest, connection, nonce):
-        hello = [0, 2, "h", 1, _version.__version__, 1]
+        hello = [0, 2, "h", 1, _version.__version__, 1, 0]
         body = msgspec.msgpack.encode([[hello, hello], ["", -1]])
         connection.send(hmac.digest(KEY, b"host" + nonce + body, "sha256") + body)
         send(connection, b"fds", 2)
@@ -266,7 +266,7 @@ def test_an_answer_that_is_not_signed_is_none(job: str) -> None:
 @pytest.mark.usefixtures("one_name")
 def test_rank_0_is_stopped(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It listens, but does not answer; its rank mates give up by themselves, a little later than it would."""
-    monkeypatch.setattr("horovod.rendezvous.other_ranks._GRACE_S", SHORT_S)
+    monkeypatch.setattr("horovod.rendezvous.host_meeting._GRACE_S", SHORT_S)
     with listening(job):
         error = Attempt(job, 1, 2, timeout_s=SHORT_S).done()
     assert isinstance(error, InitError)

@@ -31,9 +31,9 @@ from meetings import (
 )
 
 from horovod.errors import InitError
+from horovod.rendezvous import host_meeting as guests
 from horovod.rendezvous import messages
-from horovod.rendezvous import other_ranks as guests
-from horovod.rendezvous.names import address_of, current_slot
+from horovod.rendezvous.keys import address_of, current_slot
 
 STRANGERS: dict[str, tuple[bytes, int]] = {
     "one byte": (b"x", 0),
@@ -139,12 +139,12 @@ def test_a_name_that_a_stranger_took_is_of_no_use_a_second_later(
 ) -> None:
     """A process that has seen the names of a meeting that failed may bind them before the next."""
     clock = [7.0]
-    monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: clock[0]))
-    monkeypatch.setattr("horovod.rendezvous.other_ranks._WELCOME_S", SHORT_S)
+    monkeypatch.setattr("horovod.rendezvous.keys.time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr("horovod.rendezvous.host_meeting._WELCOME_S", SHORT_S)
     if how == "another user":
         peers = [os.getuid() + 1]
         monkeypatch.setattr(
-            "horovod.rendezvous.other_ranks.peer_of", lambda _: (1, peers.pop() if peers else os.getuid())
+            "horovod.rendezvous.host_meeting.peer_of", lambda _: (1, peers.pop() if peers else os.getuid())
         )
     squatters = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     try:
@@ -165,7 +165,7 @@ def test_a_name_that_a_stranger_took_is_of_no_use_a_second_later(
 
 def test_the_name_changes_while_rank_0_waits(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [7.0]
-    monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr("horovod.rendezvous.keys.time", SimpleNamespace(time=lambda: clock[0]))
     host = Attempt(job, 0, 3)
     first = Attempt(job, 1, 3)
     dial(job).close()
@@ -181,7 +181,7 @@ def test_two_thousand_idle_guests_use_up_nothing(job: str, monkeypatch: pytest.M
     visit = (
         "import resource, socket, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n"
-        "from horovod.rendezvous.names import address_of, current_slot\n"
+        "from horovod.rendezvous.keys import address_of, current_slot\n"
         "from horovod.world import World\n"
         "world = World(0, 2, 0, 2, 0, 1, 'host0', 'horovodrun', sys.argv[1], b'k' * 16)\n"
         "idle = []\n"
@@ -192,7 +192,7 @@ def test_two_thousand_idle_guests_use_up_nothing(job: str, monkeypatch: pytest.M
         "print('here', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 100, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 150, limits[1]))
     try:
         with subprocess.Popen(
             [sys.executable, "-c", visit, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -205,6 +205,18 @@ def test_two_thousand_idle_guests_use_up_nothing(job: str, monkeypatch: pytest.M
             crowd.stdin.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_rank_with_few_descriptors_says_so_by_itself(job: str) -> None:
+    """It waits for no rank 0, which may have failed for the same reason."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 10, limits[1]))
+    try:
+        error = Attempt(job, 1, 2, timeout_s=SHORT_S).done()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert isinstance(error, InitError)
+    assert "may not open more than" in str(error) and "ulimit -n" in str(error)
 
 
 def _refuse_files(monkeypatch: pytest.MonkeyPatch, whose: type, name: str) -> None:

@@ -22,7 +22,7 @@ __all__ = ["A0", "A1", "A2", "B0", "B1", "ELASTIC", "KILLED", "do", "kinds", "ra
 
 A0, A1, A2, B0, B1 = (Slot(host, i) for host, i in (("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)))
 KILLED = "was killed by SIGKILL"
-ELASTIC = Policy(4, is_elastic=True, minimum=2, maximum=5, is_discovering=True, cool_down_s=(10, 40))
+ELASTIC = Policy(4, minimum=2, maximum=5, is_discovering=True, cool_down_s=(10, 40))
 
 
 def started(policy: Policy, **hosts: int) -> Membership:

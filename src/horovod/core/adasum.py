@@ -22,14 +22,9 @@ Vector = list[float]
 
 
 def coefficients(gram: Sequence[Sequence[float]]) -> Vector:
-    """Return the weight of each input in the Adasum of all.
+    """Return the weight of each input in the Adasum of all, from their inner products, in float64.
 
-    Args:
-        gram: the inner product of every two inputs, in float64.
-
-    Returns:
-        One weight for each input. Neighbours are combined first; where the number is odd, the last one waits
-        for the next level.
+    Neighbours are combined first; where the number is odd, the last one waits for the next level.
     """
     count = len(gram)
     level: list[Vector] = [[1.0 if i == k else 0.0 for i in range(count)] for k in range(count)]

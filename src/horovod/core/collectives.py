@@ -1,7 +1,7 @@
 """The table of collectives: the requirements of each kind on its tensors, and the shapes of its results. Pure.
 
 A row describes a kind except for the data transfer: the rules for one rank's request, the properties that ranks must
-share, and the shapes of the results. Transports register a routine per kind (``ShmTransport.runners``,
+share, and the shapes of the results. Transports register a routine per kind (``shm.transport.ROUTINES``,
 ``hierarchical.transport.ROUTINES``, ``on_device.ROUTINES``).
 """
 
@@ -68,47 +68,25 @@ def _part_of_rows(response: Response, index: int, me: int) -> Shape:
 
 @dataclass(frozen=True)
 class Collective:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        shape: returns a result's shape, given a response, a tensor's index and this rank's place among the members.
-        reduces: whether it combines values; then dtype and reduction must fit, and factors apply.
-        has_rows: whether it works on the first dimension; then tensors must have one.
-        rows_differ: whether ranks may have different numbers of rows; else they share the whole shape.
-        has_root: whether the data comes from one rank, the root, which must have data.
-        needs_all: whether it is refused while ranks of the process set have joined.
-        check: an additional rule for one rank's request; returns the error, or an empty string.
-        dimensions: the documentation's text about the dimensions.
-    """
-
+    # returns a result's shape, given a response, a tensor's index and this rank's place among the members
     shape: Callable[[Response, int, int], Shape]
-    reduces: bool = False
-    has_rows: bool = False
-    rows_differ: bool = False
-    has_root: bool = False
-    needs_all: bool = False
+    reduces: bool = False  # whether it combines values; then dtype and reduction must fit, and factors apply
+    has_rows: bool = False  # whether it works on the first dimension; then tensors must have one
+    rows_differ: bool = False  # whether ranks may have different numbers of rows; else they share the whole shape
+    has_root: bool = False  # whether the data comes from one rank, the root, which must have data
+    needs_all: bool = False  # whether it is refused while ranks of the process set have joined
+    # an additional rule for one rank's request; returns the error, or an empty string
     check: Callable[[Request, Sequence[int]], str] = _no_rule
-    dimensions: str = "any number"
 
 
 COLLECTIVES: dict[Kind, Collective] = {
     Kind.ALLREDUCE: Collective(_same, reduces=True),
-    Kind.ALLGATHER: Collective(_rows_of_all, has_rows=True, rows_differ=True, dimensions="one or more"),
+    Kind.ALLGATHER: Collective(_rows_of_all, has_rows=True, rows_differ=True),
     Kind.BROADCAST: Collective(_same, has_root=True, check=_root_is_member),
-    Kind.ALLTOALL: Collective(
-        _rows_for_me,
-        has_rows=True,
-        rows_differ=True,
-        needs_all=True,
-        check=_splits_fit,
-        dimensions="one or more; the first divides evenly, or `splits` add up to it",
-    ),
-    Kind.REDUCESCATTER: Collective(
-        _part_of_rows,
-        reduces=True,
-        has_rows=True,
-        dimensions="one or more; the first ranks get a row more where it does not divide",
-    ),
+    Kind.ALLTOALL: Collective(_rows_for_me, has_rows=True, rows_differ=True, needs_all=True, check=_splits_fit),
+    Kind.REDUCESCATTER: Collective(_part_of_rows, reduces=True, has_rows=True),
 }
 """The collectives that move tensors; barriers, joins and process sets are no part of this."""
 
@@ -129,11 +107,6 @@ def has_rows_of_others(kind: Kind) -> bool:
 
 
 def result_shapes(response: Response, me: int) -> list[Shape]:
-    """Return the shapes of a rank's results.
-
-    Args:
-        response: an entry of the log.
-        me: this rank's place among its members.
-    """
+    """Return the shapes of a rank's results; ``me`` is its place among the members."""
     shape = COLLECTIVES[response.kind].shape
     return [shape(response, index, me) for index in range(len(response.requests[0].tensors))]

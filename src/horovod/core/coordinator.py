@@ -12,29 +12,24 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from horovod.core import fusion, mismatch
+from horovod.core import mismatch
 from horovod.core.generation import Generation
 from horovod.core.requests import NO_NOTE, Kind, Request, Response
 
-__all__ = ["CachedResponse", "Coordinator", "LogEntry", "PendingRequest"]
+__all__ = ["MAX_FUSED", "CachedResponse", "Coordinator", "LogEntry", "PendingRequest", "fuse"]
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of the log: the members of these responses execute them, together, next.
+    """One entry of the log: the members of these responses execute them, together, next."""
 
-    Attributes:
-        ids: the numbers of the responses.
-        notes: one number from each member's transport; empty unless all members have sent one.
-        response: when set, the entry executes nothing: from now on its single id stands for this response.
-    """
-
-    ids: tuple[int, ...]
-    notes: tuple[int, ...] = ()
+    ids: tuple[int, ...]  # the numbers of the responses
+    notes: tuple[int, ...] = ()  # one number from each member's transport; empty unless all members have sent one
+    # when set, the entry executes nothing: from now on its single id stands for this response
     response: Response | None = None
 
 
@@ -57,17 +52,11 @@ class _CachedRequest(NamedTuple):
 
 
 class CachedResponse(NamedTuple):
-    """A response that the coordinator remembers.
+    """A response that the coordinator remembers."""
 
-    Attributes:
-        id: stands for it in the log.
-        fuse_key: what may be executed together has the same one; None for what must not.
-        nbytes: of one rank's tensors.
-    """
-
-    id: int
-    fuse_key: Hashable | None
-    nbytes: int
+    id: int  # stands for it in the log
+    fuse_key: Hashable | None  # what may be executed together has the same one; None for what must not
+    nbytes: int  # of one rank's tensors
 
 
 class _FuseKey:
@@ -77,13 +66,7 @@ class _FuseKey:
 
 
 class Coordinator:
-    """See the module.
-
-    Args:
-        generation: the members of the job.
-        fusion_threshold_bytes: maximum bytes of one fused execution; 0 switches fusion off.
-        capacity: maximum number of cached responses.
-    """
+    """See the module. A fusion threshold of 0 switches fusion off; ``capacity`` limits the cached responses."""
 
     def __init__(self, generation: Generation, fusion_threshold_bytes: int = 128 << 20, capacity: int = 4096) -> None:
         self.size = size = generation.size
@@ -123,12 +106,8 @@ class Coordinator:
         table[signature] = _CachedRequest(self._serial, process_set, (process_set, name) if name else None, join)
 
     def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
-        """Take one submission of ``rank``; the log grows when it was the last one missing.
-
-        Args:
-            rank: the submitting rank.
-            signature: the number of the request, as declared by this rank.
-            note: a number from its transport for the transports of the other members.
+        """Take one submission of ``rank``; the log grows when it was the last one missing. ``note`` is a number from
+        its transport for the transports of the other members.
         """
         serial, process_set, match, join = self._signatures[rank][signature]
         if join is not None:
@@ -358,6 +337,30 @@ class Coordinator:
             return
         # Notes belong to one entry, so a response with notes is executed alone.
         entries = [(i, None if notes else known.fuse_key, known.nbytes) for i, (known, notes) in enumerate(ready)]
-        for group in fusion.plan(entries, self._threshold):
+        for group in fuse(entries, self._threshold):
             notes = ready[group[0]][1]
             self._log.append(LogEntry(tuple(ready[i][0].id for i in group), notes))
+
+
+#: Log entries that are executed as one, at most.
+MAX_FUSED = 256
+
+
+def fuse(entries: Iterable[tuple[int, Hashable | None, int]], threshold_bytes: int) -> list[list[int]]:
+    """Group neighbouring log entries (id, key, bytes) that are executed as one; return their ids.
+
+    Only neighbours fuse, so the order of the log stays the order of readiness. Their keys are equal and not None, and
+    they have at most ``threshold_bytes`` together; 0 switches fusion off.
+    """
+    groups: list[list[int]] = []
+    last_key: Hashable | None = None
+    total = 0
+    for entry, key, nbytes in entries:
+        fits = key is not None and key == last_key and total + nbytes <= threshold_bytes
+        if fits and len(groups[-1]) < MAX_FUSED:
+            groups[-1].append(entry)
+            total += nbytes
+        else:
+            groups.append([entry])
+            last_key, total = key, nbytes
+    return groups

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horovod.core import labels
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import BREAK_CIRCLE, label
 from horovod.phrases import few, list_ranks
@@ -18,33 +17,18 @@ _UNEVEN = "for data of different length there is hvd.join(), in PyTorch hvd.unev
 
 
 class Stuck(NamedTuple):
-    """One rank of a deadlock.
-
-    Attributes:
-        rank: the rank.
-        who: the rank with its process and host, as text.
-        request: the request in which its main thread waits.
-        missing: the ranks that have not submitted this request.
-        times: how often this rank has submitted it, this time included.
-        operations: total number of operations that it has submitted.
-    """
+    """One rank of a deadlock."""
 
     rank: int
-    who: str
-    request: Request
-    missing: Sequence[int]
-    times: int
-    operations: int
+    who: str  # the rank with its process and host, as text
+    request: Request  # the request in which its main thread waits
+    missing: Sequence[int]  # the ranks that have not submitted this request
+    times: int  # how often this rank has submitted it, this time included
+    operations: int  # total number of operations that it has submitted
 
 
 def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> list[str]:
-    """Return the report in lines.
-
-    Args:
-        stuck: all ranks of the deadlock.
-        circle: ranks of the deadlock that each wait for the next one; see ``horovod.core.stall.circle``.
-        age_s: for how long they have waited.
-    """
+    """Return the report in lines. In ``circle`` each rank waits for the next one; see ``horovod.core.stall.circle``."""
     by_rank = {item.rank: item for item in stuck}
     lines = [
         f"{list_ranks(by_rank).capitalize()} wait for each other, and will for ever. Nothing has moved for "
@@ -83,8 +67,6 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     is_one_set = len({item.request.process_set for item in calls}) == 1  # names belong to their set
     if len(calls) > 1 and len(names) == 1 and "" not in names and is_one_set:
         return [f"These are different operations under one name, {names.pop()!r}: give each a name of its own."]
-    if len(set(done)) == 1 and is_one_set and (spelt := _one_line_spelt_differently(calls)):
-        return [spelt, BREAK_CIRCLE]
     if are_counted and never and len(never) < len(calls):
         [first, *_] = never
         return [
@@ -105,20 +87,6 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
         f"or by a loop with fewer rounds: {_UNEVEN}"
     )
     return [BREAK_CIRCLE, hint]
-
-
-def _one_line_spelt_differently(calls: Sequence[Stuck]) -> str:
-    """Return advice if one line of the script made all calls under different names; else an empty text."""
-    first = calls[0].request
-    if len(calls) < 2 or any(labels.in_words(item.request.name.partition(".")[2], 1) for item in calls):
-        return ""
-    if len({(item.request.kind, item.request.site) for item in calls}) > 1:
-        return ""
-    names = ", ".join(repr(item.request.name.partition(".")[2]) for item in calls)
-    return (
-        f"One line, {first.site}, made these calls under different names: {names}. A name must be the same on all "
-        "ranks: neither the rank, nor chance, nor the order of a set may be a part of it."
-    )
 
 
 def _count(item: Stuck) -> str:

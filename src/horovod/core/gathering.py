@@ -11,38 +11,68 @@ by rank, until the log shows that this round is over.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
 
 from horovod.core.coordinator import LogEntry
 from horovod.core.requests import NO_NOTE, ORDERED, Kind, Request, Response
 
-__all__ = ["Gathering", "Members", "Receiver"]
+__all__ = ["Declare", "DeclareGroup", "Gathering", "Leave", "Members", "Message", "Rank", "Submit", "SubmitGroups"]
 
 #: Ranks and the signature that each submits.
 Members: TypeAlias = tuple[tuple[int, int], ...]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
 #: Maximum count of names with a number.
 _MOST = 4096
 
 
-class Receiver(Protocol):
-    """Receiver of a host's submissions: the coordinator, or an object that forwards them to it."""
+class Declare(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """From now on ``signature`` stands for ``request``, when ``rank`` submits it."""
 
-    def declare(self, rank: int, signature: int, request: Request) -> None:
-        """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
+    rank: Rank
+    signature: int
+    request: Request
 
-    def submit(self, rank: int, signature: int, note: int) -> None:
-        """Take one submission of ``rank``."""
 
-    def declare_group(self, leader: int, number: int, members: Members) -> None:
-        """Let ``number`` stand for submissions of one name when the host of ``leader`` submits it."""
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """``rank`` submits the request behind ``signature``."""
 
-    def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
-        """Take the groups behind these numbers of the host of ``leader``."""
+    rank: Rank
+    signature: int
+    note: int
 
-    def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` has left."""
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """``rank`` has left."""
+
+    rank: Rank
+    reason: str
+
+
+class DeclareGroup(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature.
+
+    ``rank`` is the leader of their host.
+    """
+
+    rank: Rank
+    number: Number
+    members: Annotated[tuple[tuple[Rank, int], ...], msgspec.Meta(min_length=1)]
+
+
+class SubmitGroups(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
+    """The host whose leader is ``rank`` submits the groups behind these numbers."""
+
+    rank: Rank
+    numbers: list[Number]
+
+
+#: A message from the leader of a host to the coordinator; its tags are those of ``links.hosts.frames``.
+Message: TypeAlias = Declare | Submit | Leave | DeclareGroup | SubmitGroups
 
 
 class _Subject(NamedTuple):
@@ -60,16 +90,11 @@ class _Group:
 
 
 class Gathering:
-    """See the module.
+    """See the module. The first of the ranks is its host's leader; ``send`` takes a message for the coordinator."""
 
-    Args:
-        ranks: the ranks of the host; the first one is its leader.
-        receiver: receives the submissions.
-    """
-
-    def __init__(self, ranks: Sequence[int], receiver: Receiver) -> None:
+    def __init__(self, ranks: Sequence[int], send: Callable[[Message], object]) -> None:
         self._ranks = tuple(ranks)
-        self._receiver = receiver
+        self._send = send
         self._subjects: dict[int, dict[int, _Subject]] = {rank: {} for rank in ranks}
         # How many ranks of this host take part, by process set.
         self._counts = {0: len(self._ranks)}
@@ -96,7 +121,7 @@ class Gathering:
             self._groups[old.match].members = ()
         match = (request.process_set, request.name) if request.name and request.kind not in ORDERED else None
         self._subjects[rank][signature] = _Subject(request.process_set, match, request.kind)
-        self._receiver.declare(rank, signature, request)
+        self._send(Declare(rank, signature, request))
 
     def submit(self, rank: int, signature: int, note: int) -> None:
         """Take one submission of ``rank``."""
@@ -106,11 +131,11 @@ class Gathering:
                 self._pass_on(list(self._held))
                 self.collect()
                 self._joined |= kind is Kind.JOIN
-            self._receiver.submit(rank, signature, note)
+            self._send(Submit(rank, signature, note))
             return
         count = self._counts.get(process_set, 0)
         if match in self._loose:
-            self._receiver.submit(rank, signature, note)
+            self._send(Submit(rank, signature, note))
             self._loose[match] += 1
             if self._loose[match] >= count:
                 del self._loose[match]
@@ -126,12 +151,12 @@ class Gathering:
         self._left = True
         self._pass_on(list(self._held))
         self.collect()
-        self._receiver.leave(rank, reason)
+        self._send(Leave(rank, reason))
 
     def collect(self) -> None:
         """Pass on the numbers of complete groups."""
         if self._ready:
-            self._receiver.submit_groups(self._ranks[0], self._ready)
+            self._send(SubmitGroups(self._ranks[0], self._ready))
             self._ready = []
 
     def collect_old(self) -> None:
@@ -146,7 +171,7 @@ class Gathering:
             held = self._held.pop(match)
             self._loose[match] = len(held)
             for one in held:
-                self._receiver.submit(*one)
+                self._send(Submit(*one))
 
     def _complete(self, match: Hashable, held: list[tuple[int, int, int]]) -> None:
         """Pass on a name that all member ranks of the host have submitted."""
@@ -161,11 +186,11 @@ class Gathering:
         if group.members != members or any(note != NO_NOTE for _, _, note in held):
             group.members, group.is_declared = members, False
             for one in held:
-                self._receiver.submit(*one)
+                self._send(Submit(*one))
             return
         if not group.is_declared:
             group.is_declared = True
-            self._receiver.declare_group(self._ranks[0], group.number, members)
+            self._send(DeclareGroup(self._ranks[0], group.number, members))
         self._ready.append(group.number)
 
     # -- calls of the coordinator --------------------------------------------------------------------------------

@@ -11,50 +11,34 @@ __all__ = ["Generation", "Member", "MembershipView"]
 
 
 class Member(NamedTuple):
-    """The process behind a rank.
-
-    Attributes:
-        pid: its process id.
-        host: the host that it runs on.
-    """
+    """The process behind a rank."""
 
     pid: int
-    host: str
+    host: str  # the host that it runs on
 
 
 class MembershipView(NamedTuple):
-    """The present generation of the job, the same on all its ranks.
+    """The present generation of the job, the same on all its ranks."""
 
-    Attributes:
-        number: number of the generation, from 1.
-        behind: ranks whose progress and digest differ from those of rank 0, newcomers included; empty when there is
-            nothing to copy.
-        previous: by rank, its rank in the previous generation; -1 for newcomers.
-    """
-
-    number: int
+    number: int  # number of the generation, from 1
+    # ranks whose progress and digest differ from those of rank 0, newcomers included; empty when there is nothing to
+    # copy
     behind: tuple[int, ...]
-    previous: tuple[int, ...]
+    previous: tuple[int, ...]  # by rank, its rank in the previous generation; -1 for newcomers
 
 
 class Generation:
-    """The membership of a job, and the data that depends on it alone.
-
-    Args:
-        members: the processes, by rank.
-        number: number of the job's meeting, from 1.
-        hosts: the ranks of each host, in the order of their local ranks; all on one host when omitted.
-
-    Attributes:
-        size: number of ranks.
-        sets: the process sets; they change by entries of the log only, so they are equal on all ranks.
+    """The membership of a job, and the data that depends on it alone. Members are by rank, and the ranks of each host
+    in the order of their local ranks; without ``hosts`` all are on one. ``number`` is that of the job's meeting, from
+    1.
     """
 
     def __init__(self, members: Sequence[Member], number: int = 1, hosts: Sequence[Sequence[int]] = ()) -> None:
         self.members = tuple(members)
         self.number = number
-        self.size = len(self.members)
+        self.size = len(self.members)  # number of ranks
         self.hosts = tuple(map(tuple, hosts)) or (tuple(range(self.size)),)
+        # the process sets; they change by entries of the log only, so they are equal on all ranks
         self.sets = ProcessSetTable(self.size)
 
     def host_of(self, rank: int) -> int:

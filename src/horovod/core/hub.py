@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from horovod.core.coordinator import CachedResponse, Coordinator, PendingRequest
-from horovod.core.gathering import Members
+from horovod.core.gathering import Declare, DeclareGroup, Leave, Members, Message, Submit, SubmitGroups
 from horovod.core.generation import Generation
 from horovod.core.requests import NO_NOTE, Request
 
@@ -19,21 +19,16 @@ __all__ = ["HubCoordinator"]
 
 
 class _Operation:
-    """The groups that submit one name.
-
-    Attributes:
-        hosts: how many hosts have members.
-        arrived: the groups that wait for those of other hosts.
-        answer: the response to the present groups of all hosts, and its key; None if one has changed since.
-    """
+    """The groups that submit one name."""
 
     __slots__ = ("__weakref__", "answer", "arrived", "hosts", "match", "process_set")
 
     def __init__(self, process_set: int, match: Hashable) -> None:
         self.process_set = process_set
         self.match = match
-        self.hosts = 0
-        self.arrived: list[_Group] = []
+        self.hosts = 0  # how many hosts have members
+        self.arrived: list[_Group] = []  # the groups that wait for those of other hosts
+        # the response to the present groups of all hosts, and its key; None if one has changed since
         self.answer: tuple[CachedResponse, Hashable] | None = None
 
 
@@ -55,6 +50,20 @@ class HubCoordinator(Coordinator):
         self._operations: weakref.WeakValueDictionary[Hashable, _Operation] = weakref.WeakValueDictionary()
         # Operations that have groups, in order. Meanwhile no request is pending, and no rank has joined or left.
         self._counted: dict[_Operation, None] = {}
+
+    def take_message(self, message: Message) -> None:
+        """Take a message of a host's leader."""
+        match message:
+            case SubmitGroups():
+                self.submit_groups(message.rank, message.numbers)
+            case Submit():
+                self.submit(message.rank, message.signature, message.note)
+            case Declare():
+                self.declare(message.rank, message.signature, message.request)
+            case DeclareGroup():
+                self.declare_group(message.rank, message.number, message.members)
+            case Leave():
+                self.leave(message.rank, message.reason)
 
     def declare_group(self, leader: int, number: int, members: Members) -> None:
         """Let ``number`` stand for submissions of one name when the host of ``leader`` submits it."""

@@ -7,7 +7,6 @@ when all its members have joined it: until then they wait in ``init()`` and can 
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Iterable, Iterator
 
@@ -15,6 +14,7 @@ from horovod.core.membership_events import (
     Arrived,
     Assign,
     Begin,
+    CoolDown,
     Decision,
     Discovered,
     Dissolve,
@@ -33,37 +33,32 @@ from horovod.core.membership_events import (
     Slot,
     Start,
     Tick,
+    TrainingEnded,
+    TrainingOver,
 )
-from horovod.core.membership_processes import NOT_ALIVE, Phase, Process, ordered
+from horovod.core.membership_processes import NOT_ALIVE, CoolDowns, Phase, Process, ordered
 
 __all__ = ["Membership"]
 
 #: How long a process that was killed may take to end. It runs nothing any more, but the kernel may hold it (state D).
 _KILL_S = 5.0
+_LONG_S = 10.0  # shorter cool-downs are not reported
 
 
 class Membership:
-    """The members of one job.
-
-    Args:
-        policy: how it reacts to losses and new hosts.
-
-    Attributes:
-        generation: number of the latest assignment, from 1; 0 before the first.
-    """
+    """The members of one job."""
 
     def __init__(self, policy: Policy) -> None:
-        self.generation = 0
+        self.generation = 0  # number of the latest assignment, from 1; 0 before the first
         self._policy = policy
         self._hosts: dict[str, int] = {}  # in the order of their arrival
         self._processes: dict[Slot, Process] = {}
         self._phases: dict[Phase, dict[Slot, Process]] = {phase: {} for phase in Phase}
         self._has_begun = self._has_ever_begun = False
-        self._is_draining = False  # a process has ended well: no more are started, and newcomers not admitted
-        self._failures: collections.Counter[str] = collections.Counter()  # by host
-        self._usable_at: dict[str, float] = {}
+        self._has_trained = False  # a process that has ended well
+        self._is_draining = False  # as after the training: no more are started, and newcomers not admitted
+        self._cool_downs = CoolDowns(policy.cool_down_s)
         self._absent = 0  # processes of another launcher that have ended before the first generation
-        self._ended: dict[Slot, str] = {}  # of a fixed job
         self._ranks: dict[Slot, int] = {}  # of the latest generation
         self._failure = ""  # the last one since a generation began
         self._finish: Finish | None = None
@@ -87,13 +82,8 @@ class Membership:
         return process is not None and process.phase is Phase.OUTSIDE
 
     def handle(self, event: Event) -> list[Decision]:
-        """Take one event.
-
-        Args:
-            event: the event; events of ended processes and of earlier generations have no effect.
-
-        Returns:
-            The decisions; carry them out in this order.
+        """Take one event, and return the decisions, to be carried out in this order. Events of ended processes and of
+        earlier generations have no effect.
         """
         self._decisions = []
         if self._finish is not None:
@@ -119,9 +109,14 @@ class Membership:
         self._settle()
         return self._decisions
 
-    def _take_news(self, process: Process, event: Ready | Joined | Left | Leaving) -> None:
+    def _take_news(self, process: Process, event: Ready | Joined | Left | Leaving | TrainingEnded) -> None:
         if isinstance(event, Leaving):
-            process.wants_out = self._policy.is_elastic
+            process.wants_out = True
+            return
+        if isinstance(event, TrainingEnded):
+            if not self._is_draining:
+                self._decisions.append(TrainingOver(self.generation))
+            process.is_done = self._is_draining = True
             return
         if isinstance(event, Joined):
             if process.phase is Phase.ASSIGNED and event.generation == self.generation:
@@ -133,6 +128,9 @@ class Membership:
         if isinstance(event, Ready):
             if self._is_running() and process.phase is Phase.JOINED:
                 self._decisions.append(Paused(self.generation))
+            process.is_done = False
+            if process.rank is not None:
+                self._is_draining = self._has_trained or any(p.is_done for p in self._processes.values())
             if event.progress < 0:
                 process.rank = None
             process.progress, process.digest, process.is_dismissed = max(event.progress, 0), event.digest, False
@@ -150,30 +148,25 @@ class Membership:
         self._dissolve(process)
         del self._phases[process.phase][event.slot]
         self._absent += not self.generation
-        why = f"slot {event.slot} {event.how}"
-        if not self._policy.is_elastic:
-            self._ended[event.slot] = event.how
-            if event.how:
-                self._end(why)
-        elif process.wants_out:
-            self._cool_down(event.slot.host, 0)
-        elif not event.how:
-            self._is_draining |= process.rank is not None and not process.is_dismissed
-        elif not process.is_dismissed:
-            self._failures[event.slot.host] += 1
-            self._cool_down(event.slot.host, self._failures[event.slot.host] - 1)
-            if event.slot in self._ranks or not self._has_ever_begun:
+        why = f"slot {event.slot} {event.how}{', after the training had ended' * self._is_draining}"
+        if process.wants_out:
+            self._cool_downs.rest(event.slot.host, self._now)
+        elif not process.is_dismissed and (event.how or process.rank is not None):
+            if not event.how:
+                # The end of the training, unless a member goes on without it, now or later: then it was a loss.
+                goes_on = event.slot not in self._ranks or any(p.rank is not None for p in self._in(Phase.WAITING))
+                self._has_trained |= process.is_done
+                self._is_draining |= process.is_done or not goes_on
+            elif event.slot in self._ranks or not self._has_ever_begun:
                 self._failure = why
+            delay_s = self._cool_downs.fail(event.slot.host, self._now, self._has_ever_begun)
+            if _LONG_S <= delay_s < math.inf and not self._is_draining:
+                self._decisions.append(CoolDown(event.slot.host, delay_s))
             # Without this limit, a script that cannot even begin would be started again for ever.
             # A host that was withdrawn since has most likely failed itself.
-            is_open = self._policy.is_open  # then no host is withdrawn
-            failures = sum(count for host, count in self._failures.items() if is_open or host in self._hosts)
+            failures = self._cool_downs.count(None if self._policy.is_open else self._hosts)
             if not self._has_ever_begun and failures >= self._policy.size + self._policy.spares:
                 self._end(f"no generation has begun, and {failures} processes have failed; the last: {why}")
-
-    def _cool_down(self, host: str, doublings: int) -> None:
-        least, limit = self._policy.cool_down_s or (math.inf, math.inf)
-        self._usable_at[host] = self._now + min(limit, least * 2.0 ** min(doublings, 64))
 
     def _dissolve(self, process: Process) -> None:
         """Dissolve the generation that a process leaves, if it has not begun: its members still wait in ``init()``."""
@@ -187,7 +180,7 @@ class Membership:
         """Decide everything that can be decided now."""
         if self._finish is not None:
             return
-        if self._has_ever_begun and self._policy.is_elastic and all(p.rank is None for p in self._processes.values()):
+        if self._has_ever_begun and all(p.rank is None for p in self._processes.values()):
             lost = "" if self._is_draining else "no process is left that has the state of the job"
             self._end("; ".join(filter(None, (lost, self._failure))))
             return
@@ -221,7 +214,7 @@ class Membership:
         leaving = sum(not self._stays(p) for p in self._processes.values() if p.phase not in NOT_ALIVE)
         room = policy.most + policy.spares - self._alive() + leaving
         for slot in self._free():
-            if room > 0 and self._usable_at.get(slot.host, 0.0) <= self._now:
+            if room > 0 and self._cool_downs.ends_at(slot.host) <= self._now:
                 self._add(slot)
                 self._decisions.append(Start(slot))
                 room -= 1
@@ -231,21 +224,20 @@ class Membership:
         if self._phases[Phase.ASSIGNED] or self._phases[Phase.JOINED] or self._are_dying():
             return False
         if self.generation:
-            return len(self._phases[Phase.WAITING]) >= self._policy.fewest
+            return len(self._phases[Phase.WAITING]) >= self._policy.minimum
         size = self._policy.size
         if self._policy.is_open:
-            size = max(self._policy.fewest, size - self._absent)
-        elif self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
-            size = max(self._policy.fewest, min(size, self._alive() + self._startable()))
+            size = max(self._policy.minimum, size - self._absent)
+        elif self._cool_downs.count() and not self._policy.is_discovering:  # a host may be lost, and its slots with it
+            size = max(self._policy.minimum, min(size, self._alive() + self._startable()))
         # Take the processes that were started first; the others are spares.
-        first = [p.phase for p in ordered(self._processes.values(), self._hosts) if p.phase not in NOT_ALIVE][:size]
+        places = ordered((p for p in self._processes.values() if p.phase not in NOT_ALIVE), self._hosts)
+        first = [p.phase for p in places if not self._is_withdrawn(p)][:size]
         return first == [Phase.WAITING] * size
 
     def _members(self) -> list[Process]:
         """Return the members of the next generation, by rank; dismiss the processes that may not stay."""
-        present = ordered(self._in(Phase.WAITING), self._hosts)
-        if self._is_draining:
-            present = [process for process in present if process.rank is not None]
+        present = ordered(filter(self._is_admitted, self._in(Phase.WAITING)), self._hosts)
         staying = [process for process in present if self._stays(process)]
         if staying and self._has_ever_begun and all(process.rank is None for process in staying):
             return present  # the leaving processes first hand over their state
@@ -257,9 +249,9 @@ class Membership:
         if self._has_ever_begun and all(process.rank is None for process in self._in(Phase.WAITING)):
             return  # the other processes have the state, and may still come or end well
         members = self._members()
-        if len(members) < policy.fewest:
+        if len(members) < policy.minimum:
             return
-        if policy.is_elastic and policy.resets is not None and self.generation > policy.resets:
+        if policy.resets is not None and self.generation > policy.resets:
             self._end(f"the job has reached its limit of resets, {policy.resets}")
             return
         by_host: dict[str, list[Process]] = {}
@@ -284,7 +276,7 @@ class Membership:
 
     def _all_leave(self) -> bool:
         """Whether all that have the state wait, must leave, and nobody is there to take it."""
-        if not self._has_ever_begun or self._is_draining or not self._policy.is_elastic or self._are_dying():
+        if not self._has_ever_begun or self._is_draining or self._are_dying():
             return False
         waiting = self._in(Phase.WAITING)
         here = self._in(Phase.OUTSIDE, Phase.ASSIGNED, Phase.JOINED)
@@ -293,51 +285,43 @@ class Membership:
     def _is_hopeless(self) -> bool:
         """Whether too few processes are left, and none can be started any more."""
         policy = self._policy
-        if not policy.is_elastic:
-            return bool(self._ended)
         if self._is_running() or ((policy.is_discovering or policy.is_open) and not self._is_draining):
             return False
         if self._phases[Phase.GONE] or self._are_dying():
             return False  # they will end: well, so that the job has, or so that others are started there
-        missing = (policy.fewest if self._phases[Phase.WAITING] else 0) - self._alive()
+        missing = (policy.minimum if self._phases[Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
             return False
         return self._startable() < max(missing, 1)
 
     def _give_up(self) -> None:
-        if self._policy.is_elastic:
-            why = f"; {self._failure}" if self._failure else ""
-            few = f"fewer than {self._policy.fewest} slots are left{why}"
-            self._end(few if self._processes else self._failure)
-        elif len(self._ended) >= self._policy.size:
-            self._end("")
-        else:  # none has failed, but the ended processes will not come to init() again
-            ended = ", ".join(map(str, sorted(self._ended)))
-            self._refuse(f"slot {ended} has ended without calling init() again")
+        why = f"; {self._failure}" if self._failure else ""
+        few = f"fewer than {self._policy.minimum} slots are left{why}"
+        self._end(few if self._processes else self._failure)
 
     def _watch(self) -> None:
         """Let no process wait for longer than the limit."""
-        waits = self._phases[Phase.WAITING] or self._phases[Phase.ASSIGNED] or not self._processes
-        if self._finish or self._is_running() or not waits:
+        waiting = [*filter(self._is_admitted, self._in(Phase.WAITING, Phase.ASSIGNED))]
+        if self._finish or self._is_running() or (self._processes and not waiting):
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self._now
-        elif self._now - self._stuck_since >= self._limit_s():
+        elif self._now - self._stuck_since >= self._limit()[0]:
             self._stuck_since = self._now
             self._time_out()
 
-    def _limit_s(self) -> float:
-        return (self._policy.start_timeout_s if self.generation == 0 else 0) or self._policy.timeout_s
+    def _limit(self) -> tuple[float, str]:
+        if self.generation == 0 and self._policy.start_timeout_s:
+            return self._policy.start_timeout_s, "HOROVOD_START_TIMEOUT"
+        return self._policy.timeout_s, "HOROVOD_ELASTIC_TIMEOUT"
 
     def _time_out(self) -> None:
-        limit = f"within {self._limit_s():g} s"
-        here = {p.slot for p in self._in(Phase.WAITING)}
+        limit_s, setting = self._limit()
+        limit = f"within {limit_s:g} s ({setting})"
         late = self._in(Phase.ASSIGNED) or self._in(Phase.JOINED)
-        if not self._policy.is_elastic:
-            missing = [p.slot for p in late] or [s for s in self._processes if s not in here]
-            self._refuse(f"slot {', '.join(map(str, missing))} did not come to init() {limit}")
-        elif (count := len(here) + len(late)) < self._policy.fewest and not self._are_dying():
-            self._end(f"only {count} of at least {self._policy.fewest} ranks were there {limit}")
+        count = sum(map(self._is_admitted, self._in(Phase.WAITING))) + len(late)
+        if count < self._policy.minimum and not self._are_dying():
+            self._end(f"only {count} of at least {self._policy.minimum} ranks were there {limit}")
         elif late:
             for process in late:
                 self._dissolve(process)
@@ -372,8 +356,13 @@ class Membership:
     def _in(self, *phases: Phase) -> list[Process]:
         return [process for phase in phases for process in self._phases[phase].values()]
 
+    def _is_admitted(self, process: Process) -> bool:
+        """Whether the next generation may have this process as a member; after the training, newcomers are too late."""
+        return not self._is_draining or process.rank is not None
+
     def _alive(self) -> int:
-        return len(self._processes) - len(self._phases[Phase.GONE]) - len(self._phases[Phase.FENCED])
+        alive = len(self._processes) - len(self._phases[Phase.GONE]) - len(self._phases[Phase.FENCED])
+        return alive - self._is_draining * sum(p.rank is None for p in self._in(Phase.OUTSIDE, Phase.WAITING))
 
     def _is_dying(self, process: Process) -> bool:
         return self._now - process.fenced_s < _KILL_S
@@ -383,18 +372,21 @@ class Membership:
 
     def _startable(self) -> int:
         """Number of slots in which a process can be started, now or later."""
-        return 0 if self._is_draining else sum(self._usable_at.get(s.host) != math.inf for s in self._free())
+        return 0 if self._is_draining else sum(self._cool_downs.ends_at(s.host) < math.inf for s in self._free())
 
     def _is_running(self) -> bool:
         """Whether the latest generation has begun and all its members are still in it."""
         return self._has_begun and len(self._phases[Phase.JOINED]) == len(self._ranks)
 
     def _stays(self, process: Process) -> bool:
-        return not process.wants_out and process.slot.number < self._hosts.get(process.slot.host, 0)
+        return not process.wants_out and not self._is_withdrawn(process)
+
+    def _is_withdrawn(self, process: Process) -> bool:
+        return process.slot.number >= self._hosts.get(process.slot.host, 0)
 
     def _free(self) -> Iterator[Slot]:
         for host, count in () if self._policy.is_open else self._hosts.items():
             for index in range(count):
                 slot = Slot(host, index)
-                if slot not in self._processes and slot not in self._ended:
+                if slot not in self._processes:
                     yield slot

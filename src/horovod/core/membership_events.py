@@ -10,6 +10,7 @@ __all__ = [
     "Arrived",
     "Assign",
     "Begin",
+    "CoolDown",
     "Decision",
     "Discovered",
     "Dissolve",
@@ -30,6 +31,8 @@ __all__ = [
     "Slot",
     "Start",
     "Tick",
+    "TrainingEnded",
+    "TrainingOver",
 ]
 
 
@@ -44,18 +47,13 @@ class Slot(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The process in a slot waits in ``init()``.
+    """The process in a slot waits in ``init()``."""
 
-    Attributes:
-        slot: where it runs.
-        progress: number of steps that it has completed; -1 if it was new in its last generation and has not received
-            the state of the others.
-        digest: hash of its state; equal digests mean equal states.
-    """
-
-    slot: Slot
+    slot: Slot  # where it runs
+    # number of steps that it has completed; -1 if it was new in its last generation and has not received the state of
+    # the others
     progress: int = 0
-    digest: str = ""
+    digest: str = ""  # hash of its state; equal digests mean equal states
 
 
 class Joined(NamedTuple):
@@ -90,6 +88,12 @@ class Leaving(NamedTuple):
     slot: Slot
 
 
+class TrainingEnded(NamedTuple):
+    """The process in a slot has ended its training, as all members have; it needs no others until it is ready again."""
+
+    slot: Slot
+
+
 class Discovered(NamedTuple):
     """The hosts that the job may use now, and the number of slots of each; hosts that are missing are withdrawn."""
 
@@ -103,21 +107,15 @@ class Tick(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Place of one slot in a generation.
-
-    Attributes:
-        rank, local_rank, local_size, cross_rank, cross_size: as users know them.
-        is_behind: whether its state differs from the state of rank 0; assumed for a newcomer without a digest.
-        previous: its rank in the last generation that began and that it was a member of; -1 for newcomers.
-    """
+    """Place of one slot in a generation, with ranks and sizes as users know them."""
 
     rank: int
     local_rank: int
     local_size: int
     cross_rank: int
     cross_size: int
-    is_behind: bool
-    previous: int = -1
+    is_behind: bool  # whether its state differs from the state of rank 0; assumed for a newcomer without a digest
+    previous: int = -1  # its rank in the last generation that began and that it was a member of; -1 for newcomers
 
 
 class Assign(NamedTuple):
@@ -139,6 +137,12 @@ class Paused(NamedTuple):
     generation: int
 
 
+class TrainingOver(NamedTuple):
+    """The members of a generation have ended their training: a process that is lost now is not replaced."""
+
+    generation: int
+
+
 class Dissolve(NamedTuple):
     """A member was lost before all had joined: the other members wait for an assignment again."""
 
@@ -151,6 +155,13 @@ class Start(NamedTuple):
     slot: Slot
 
 
+class CoolDown(NamedTuple):
+    """Processes have failed on a host, which is not used again for a while; for the output."""
+
+    host: str
+    delay_s: float
+
+
 class Fence(NamedTuple):
     """Kill the process in a slot: it does not come, and the others wait for it. ``Ended`` must follow."""
 
@@ -159,17 +170,11 @@ class Fence(NamedTuple):
 
 
 class Silent(NamedTuple):
-    """The process in a slot has been silent for some seconds: kill it if a signal has stopped it.
+    """The process in a slot has been silent for some seconds: kill it if a signal has stopped it."""
 
-    Attributes:
-        slot: where it runs.
-        pid: its process id.
-        why: the reason to report in that case.
-    """
-
-    slot: Slot
+    slot: Slot  # where it runs
     pid: int
-    why: str
+    why: str  # the reason to report in that case
 
 
 class Gone(NamedTuple):
@@ -194,47 +199,31 @@ class Finish(NamedTuple):
     why: str
 
 
-Event = Arrived | Ready | Joined | Ended | Left | Leaving | Discovered | Tick
-Decision = Assign | Begin | Dissolve | Paused | Start | Fence | Silent | Gone | Refuse | Finish
+Event = Arrived | Ready | Joined | Ended | Left | Leaving | TrainingEnded | Discovered | Tick
+Decision = (
+    Assign | Begin | TrainingOver | Dissolve | Paused | CoolDown | Start | Fence | Silent | Gone | Refuse | Finish
+)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How the job reacts to losses and new hosts.
+    """How the job reacts to losses and new hosts."""
 
-    Attributes:
-        size: number of ranks at the start. In a job that is not elastic it never changes, and a failure ends the job.
-        is_elastic: whether the job goes on with other members.
-        minimum: fewest ranks to go on with.
-        maximum: most ranks; 0 means ``size``.
-        resets: number of generations after the first one; None for no limit.
-        cool_down_s: time until a host is used again after a failure of a process there, and the limit of this time,
-            which doubles with each failure. None: free slots of that host are not used again.
-        timeout_s: limit for all waiting.
-        start_timeout_s: limit for all waiting before the first generation; 0 means ``timeout_s``.
-        is_discovering: whether ``Discovered`` can still bring other hosts.
-        spares: number of processes that are started beyond ``maximum``, and wait to take the place of a lost one.
-        is_open: whether another launcher starts the processes; then the arriving processes define slots and hosts.
-    """
-
-    size: int
-    is_elastic: bool = False
-    minimum: int = 1
-    maximum: int = 0
-    resets: int | None = None
+    size: int  # number of ranks at the start
+    minimum: int = 1  # fewest ranks to go on with
+    maximum: int = 0  # most ranks; 0 means `size`
+    resets: int | None = None  # number of generations after the first one; None for no limit
+    # time until a host is used again after a failure of a process there, and the limit of this time, which doubles with
+    # each failure. None: free slots of that host are not used again.
     cool_down_s: tuple[float, float] | None = None
-    timeout_s: float = 600.0
-    start_timeout_s: float = 0.0
-    is_discovering: bool = False
-    spares: int = 0
+    timeout_s: float = 600.0  # limit for all waiting
+    start_timeout_s: float = 0.0  # limit for all waiting before the first generation; 0 means `timeout_s`
+    is_discovering: bool = False  # whether `Discovered` can still bring other hosts
+    spares: int = 0  # number of processes that are started beyond `maximum`, and wait to take the place of a lost one
+    # whether another launcher starts the processes; then the arriving processes define slots and hosts
     is_open: bool = False
-
-    @property
-    def fewest(self) -> int:
-        """Fewest ranks of a generation."""
-        return self.minimum if self.is_elastic else self.size
 
     @property
     def most(self) -> int:
         """Most ranks of a generation."""
-        return self.maximum or self.size if self.is_elastic else self.size
+        return self.maximum or self.size

@@ -1,16 +1,19 @@
-"""The processes of a job, as ``core.membership`` knows them."""
+"""The processes of a job, and the failures on its hosts, as ``core.membership`` knows them."""
 
 from __future__ import annotations
 
 import collections
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from horovod.core.membership_events import Slot
 
-__all__ = ["NOT_ALIVE", "Phase", "Process", "ordered"]
+__all__ = ["NOT_ALIVE", "CoolDowns", "Phase", "Process", "ordered"]
+
+#: A failure on a host that comes later than this after its last cool-down counts as its first.
+_CALM_S = 60.0
 
 
 class Phase(enum.Enum):
@@ -30,36 +33,21 @@ NOT_ALIVE = (Phase.GONE, Phase.FENCED)
 
 @dataclass
 class Process:
-    """A process of a job.
+    """A process of a job."""
 
-    Attributes:
-        slot: where it runs.
-        phase: where it is.
-        progress: steps that it has completed.
-        digest: hash of its state.
-        rank: its rank in its last generation that began.
-        wants_out: it has asked to leave.
-        is_dismissed: it was told to leave.
-        fenced_s: when the launcher was told to kill it.
-    """
-
-    slot: Slot
+    slot: Slot  # where it runs
     phase: Phase = Phase.OUTSIDE
-    progress: int = 0
-    digest: str = ""
-    rank: int | None = None
-    wants_out: bool = False
-    is_dismissed: bool = False
-    fenced_s: float = math.inf
+    progress: int = 0  # steps that it has completed
+    digest: str = ""  # hash of its state
+    rank: int | None = None  # its rank in its last generation that began
+    wants_out: bool = False  # it has asked to leave
+    is_done: bool = False  # its training has ended
+    is_dismissed: bool = False  # it was told to leave
+    fenced_s: float = math.inf  # when the launcher was told to kill it
 
 
 def ordered(processes: Iterable[Process], hosts: Iterable[str]) -> list[Process]:
-    """Furthest first, the most frequent state of equals first, then as before; newcomers last, by their host.
-
-    Args:
-        processes: to be ordered.
-        hosts: in the order of their arrival.
-    """
+    """Furthest first, the most frequent state of equals first, then as before; newcomers last, by host."""
     processes = list(processes)
     arrival = {host: i for i, host in enumerate(hosts)}
     states = collections.Counter((p.progress, p.digest) for p in processes)
@@ -70,3 +58,39 @@ def ordered(processes: Iterable[Process], hosts: Iterable[str]) -> list[Process]
         return (1, *state, *place) if p.rank is None else (0, *state, p.rank, *place)
 
     return sorted(processes, key=key)
+
+
+class CoolDowns:
+    """The failures on each host, and the time for which no process is started there after one.
+
+    This time doubles with each failure, from the first of ``range_s`` to the second, until a host has had none for a
+    while. Without a range a host is not used again.
+    """
+
+    def __init__(self, range_s: tuple[float, float] | None) -> None:
+        self._least_s, self._most_s = range_s or (math.inf, math.inf)
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._ends_at: dict[str, float] = {}
+
+    def fail(self, host: str, now_s: float, may_forget: bool) -> float:
+        """Count a failure on a host, and return the seconds until it can be used again. ``may_forget``: a failure after
+        a while without any counts as the first.
+        """
+        if may_forget and now_s > self.ends_at(host) + _CALM_S:
+            self._failures[host] = 0
+        self._failures[host] += 1
+        return self.rest(host, now_s, self._failures[host] - 1)
+
+    def rest(self, host: str, now_s: float, doublings: int = 0) -> float:
+        """Let a host rest without a failure; return for how many seconds."""
+        delay_s = min(self._most_s, self._least_s * 2.0 ** min(doublings, 64))
+        self._ends_at[host] = now_s + delay_s
+        return delay_s
+
+    def ends_at(self, host: str) -> float:
+        """Return when a host can be used again; infinity for never."""
+        return self._ends_at.get(host, -math.inf)
+
+    def count(self, hosts: Container[str] | None = None) -> int:
+        """Return the number of failures on these hosts; None means all."""
+        return sum(count for host, count in self._failures.items() if hosts is None or host in hosts)

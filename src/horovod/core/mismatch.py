@@ -17,12 +17,8 @@ _SETS = (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET)
 
 
 def compare(members: Sequence[int], requests: Sequence[Request], joined: Sequence[int] = ()) -> str:
-    """Return the error text for requests that do not fit together, or an empty string.
-
-    Args:
-        members: the global ranks that submitted, ascending.
-        requests: their requests, in the same order.
-        joined: ranks of the process set that called join() and take no part.
+    """Return the error text for the members' requests if they do not fit together, or an empty string. Ranks that have
+    called join() take no part.
     """
     first = requests[0]
     for noun, value in _checks(first):
@@ -37,6 +33,7 @@ def _checks(first: Request) -> list[tuple[str, Callable[[Request], object]]]:
     checks: list[tuple[str, Callable[[Request], object]]] = [
         ("operations", lambda request: request.kind.name.lower()),
         ("number of tensors", lambda request: len(request.tensors)),
+        ("names of the tensors", lambda request: request.parts),
         ("data types", lambda request: _one_or_all([tensor.dtype for tensor in request.tensors])),
     ]
     row = COLLECTIVES.get(kind)
@@ -51,7 +48,7 @@ def _checks(first: Request) -> list[tuple[str, Callable[[Request], object]]]:
         checks.append((f"number of dimensions of the {kind.name} tensors", lambda r: [len(t.shape) for t in r.tensors]))
         checks.append(
             (
-                f"{kind.name} tensor shapes behind the first dimension",
+                f"{kind.name} tensor shapes after the first dimension",
                 lambda r: _one_or_all([list(t.shape[1:]) for t in r.tensors]),
             )
         )
@@ -80,10 +77,7 @@ def _semantics(first: Request, members: Sequence[int], requests: Sequence[Reques
 
 def describe_waiting(request: Request, times: int = 0) -> str:
     """Return a short name for a request: the user's term, its operation, its name and its place in the user's code.
-
-    Args:
-        request: the submitted request.
-        times: how often the rank in question has submitted it; 0 if that is not known.
+    ``times`` is how often the rank has submitted it; 0 if that is not known.
     """
     words = labels.in_words(request.name.partition(".")[2], times)
     return f"{words}{': ' * bool(words)}{request.kind.name.lower()} {_label(request)} ({request.site})"

@@ -13,9 +13,6 @@ class ProcessSetTable:
 
     Args:
         size: number of ranks in the job; set 0 holds all of them.
-
-    Attributes:
-        version: grows with every change.
     """
 
     def __init__(self, size: int) -> None:
@@ -23,7 +20,7 @@ class ProcessSetTable:
         self._free: collections.deque[int] = collections.deque()
         self._next = 1
         self._size = size
-        self.version = 0
+        self.version = 0  # grows with every change
 
     def members(self, process_set: int) -> tuple[int, ...]:
         """Return the global ranks of a set, ascending.
@@ -55,10 +52,8 @@ class ProcessSetTable:
     def check(self, ranks: Sequence[int], key: int = 0) -> str:
         """Return why these ranks cannot become a set, or an empty string.
 
-        Args:
-            ranks: its members.
-            key: the id that the set had in an earlier generation; it may have the members of another set, because
-                ranks may have been lost. 0: take any id, and refuse members that another set has.
+        ``key`` is the id that the set had in an earlier generation; it may have the members of another set, because
+        ranks may have been lost. 0: take any id, and refuse members that another set has.
         """
         if len(ranks) == 0:
             return "a process set needs at least one rank"

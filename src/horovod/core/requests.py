@@ -69,15 +69,10 @@ class ReduceOp(enum.IntEnum):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a request.
+    """One tensor of a request."""
 
-    Attributes:
-        dtype: the canonical dtype name, such as ``float32``.
-        shape: its dimensions.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # the canonical dtype name, such as `float32`
+    shape: tuple[int, ...]  # its dimensions
 
     @property
     def count(self) -> int:
@@ -94,66 +89,40 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """The complete description of an operation; a grouped operation is one request with several tensors.
+    """The complete description of an operation; a grouped operation is one request with several tensors."""
 
-    Attributes:
-        name: the key of the match, or ``""``: unnamed requests match in the order of submission.
-        kind: which collective.
-        process_set: id of the process set, 0 for all ranks.
-        tensors: one entry per tensor.
-        op: the reduction, for reductions only.
-        prescale: factor applied before the reduction.
-        postscale: factor applied after it.
-        root: global rank of a broadcast's root.
-        splits: rows for each member of an alltoall; empty means even.
-        device: ``cpu``, or the framework's word for a device.
-        ranks: members of a process set to add.
-        fuse_class: defined by the transport; neighbours in the log are executed as one if the classes of their members
-            are equal and not empty.
-        placement: defined by the transport: where the tensors lie; every transport gets the values of all members.
-        site: ``file:line`` of the user's call; never compared.
-    """
-
-    name: str
+    name: str  # the key of the match, or `""`: unnamed requests match in the order of submission
     kind: Kind
-    process_set: int = 0
-    tensors: tuple[TensorSpec, ...] = ()
-    op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
-    splits: tuple[int, ...] = ()
-    device: str = "cpu"
-    ranks: tuple[int, ...] = ()
+    process_set: int = 0  # id of the process set, 0 for all ranks
+    tensors: tuple[TensorSpec, ...] = ()  # one entry per tensor
+    op: ReduceOp = ReduceOp.SUM  # the reduction, for reductions only
+    prescale: float = 1.0  # factor applied before the reduction
+    postscale: float = 1.0  # factor applied after it
+    root: int = 0  # global rank of a broadcast's root
+    splits: tuple[int, ...] = ()  # rows for each member of an alltoall; empty means even
+    device: str = "cpu"  # `cpu`, or the framework's word for a device
+    ranks: tuple[int, ...] = ()  # members of a process set to add
+    # defined by the transport; neighbours in the log are executed as one if the classes of their members are equal and
+    # not empty
     fuse_class: str = ""
+    parts: str = ""  # what the tensors are, such as the paths of a pytree's leaves; empty if that is not known
+    # defined by the transport: where the tensors lie; every transport gets the values of all members
     placement: tuple[int, ...] = ()
-    site: str = ""
+    site: str = ""  # `file:line` of the user's call; never compared
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of the log: all ``members`` are ready and execute this next.
-
-    Attributes:
-        kind: which collective.
-        name: the key of the match, or ``""`` for the oldest unnamed request of the process set.
-        process_set: id of the process set.
-        members: global ranks that take part, ascending.
-        divisor: the divisor of Average (the size of the set, joined ranks included).
-        requests: the members' requests, in the order of ``members``; one request if all are equal.
-        error: when not empty, every member raises this text instead of executing.
-        error_type: name of the exception in ``horovod.errors`` that carries ``error``.
-        result: an answer that is a plain number (a process set's id; the last rank to join; the lost rank of a
-            PeerLostError).
-    """
+    """One entry of the log: all ``members`` are ready and execute this next."""
 
     kind: Kind
-    name: str
+    name: str  # the key of the match, or `""` for the oldest unnamed request of the process set
     process_set: int
-    members: tuple[int, ...]
-    divisor: int = 1
-    requests: tuple[Request, ...] = ()
-    error: str = ""
-    error_type: str = ""
+    members: tuple[int, ...]  # global ranks that take part, ascending
+    divisor: int = 1  # the divisor of Average (the size of the set, joined ranks included)
+    requests: tuple[Request, ...] = ()  # the members' requests, in the order of `members`; one request if all are equal
+    error: str = ""  # when not empty, every member raises this text instead of executing
+    error_type: str = ""  # name of the exception in `horovod.errors` that carries `error`
+    # an answer that is a plain number (a process set's id; the last rank to join; the lost rank of a PeerLostError)
     result: int = 0
 
     def request_of(self, index: int) -> Request:

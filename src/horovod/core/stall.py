@@ -39,12 +39,7 @@ def label(request: Request, times: int = 0) -> str:
 
 
 def who_waits_for_whom(waiting: Iterable[Waiting], blocked: Mapping[int, Request]) -> dict[int, Waiting]:
-    """Return, for each rank that is blocked in an operation, this operation with its missing ranks.
-
-    Args:
-        waiting: all operations that are not complete.
-        blocked: by rank, the request in which its main thread waits.
-    """
+    """Return, for each rank that is blocked, the operation in which its main thread waits, with its missing ranks."""
     found = {}
     for rank, request in blocked.items():
         for item in waiting:
@@ -56,13 +51,8 @@ def who_waits_for_whom(waiting: Iterable[Waiting], blocked: Mapping[int, Request
 
 
 def circle(waits: Mapping[int, Waiting]) -> list[int]:
-    """Return a circle of ranks: each has not submitted the operation in which the rank before it waits.
-
-    Args:
-        waits: by rank, the operation in which it waits.
-
-    Returns:
-        The shortest circle, its smallest rank first; empty if there is none.
+    """Return the shortest circle of ranks, the smallest first: each has not submitted the operation in which the rank
+    before it waits. It is empty if there is none.
     """
     best: list[int] = []
     for start in sorted(waits):
@@ -81,17 +71,11 @@ def circle(waits: Mapping[int, Waiting]) -> list[int]:
 
 
 def deadlocked(waits: Mapping[int, Sequence[Collection[int]]]) -> list[int]:
-    """Return the ranks that can never go on, no matter what the other ranks do.
+    """Return the ranks that can never go on, ascending, no matter what the others do; none when there is no proof.
 
     A rank is free if one of its threads waits only for ranks that are not considered stuck. Free ranks are removed
-    until no rank is free; the remaining ranks wait for each other.
-
-    Args:
-        waits: by rank, if *every* thread of it waits: the ranks that have not submitted the operation, for each
-            operation in which a thread waits. A rank without an entry can still do anything.
-
-    Returns:
-        Ascending; empty when there is no proof.
+    until no rank is free; the remaining ranks wait for each other. A rank is in ``waits`` only if *every* thread of it
+    waits, with the ranks that have not submitted the operation, for each operation; otherwise it can still do anything.
     """
     stuck = {rank for rank, operations in waits.items() if operations}
     while True:

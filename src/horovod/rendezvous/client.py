@@ -69,18 +69,9 @@ def connect_first(
     nobody: str,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Socket, str]:
-    """Connect to the first of several endpoints that proves to have the key; all are tried side by side.
-
-    Args:
-        context: context of the sockets.
-        key: key of both ends.
-        candidates: returns the endpoints; called again as long as none has answered.
-        patience: how long to try.
-        nobody: error message if nobody answers.
-        max_bytes: size of the largest message that is accepted.
-
-    Returns:
-        A connected DEALER, and its endpoint.
+    """Connect to the first of several endpoints that proves to have the key; all are tried side by side. Return the
+    DEALER, and its endpoint. ``candidates`` is called again as long as none has answered; ``nobody`` is the error
+    message if none does.
 
     Raises:
         InitError: nobody answered in time.
@@ -123,9 +114,6 @@ class JobStore:
         where: an endpoint of rank 0's host, for engines that choose a network by it; the service's own when empty.
         on_close: called by ``close``, for example to end a service in this process.
 
-    Attributes:
-        endpoint: as ``where``.
-
     Raises:
         TimeoutError: no endpoint answered.
     """
@@ -151,7 +139,7 @@ class JobStore:
             key = purpose_key(secret, SERVICE)
             self._socket, found = connect_first(self._context, key, candidates, Patience(timeout_s, check), nobody)
         except BaseException as error:
-            curve.terminate(self._context)
+            self._context.destroy()
             if isinstance(error, InitError):
                 raise TimeoutError(f"{nobody} at {', '.join(candidates())} within {timeout_s:g} s") from None
             raise
@@ -163,10 +151,6 @@ class JobStore:
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """Return the value of ``key``, as soon as some rank has set it.
-
-        Args:
-            key: key of the entry.
-            timeout_s: limit in seconds.
 
         Raises:
             TimeoutError: no rank has set it.
@@ -182,16 +166,8 @@ class JobStore:
         """Return whether ``key`` has a value."""
         return bool(self._ask("check", key).amount)
 
-    def delete(self, key: str) -> bool:
-        """Delete ``key``; return whether it had a value."""
-        return bool(self._ask("delete", key).amount)
-
     def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
         """Block until all ``keys`` have values.
-
-        Args:
-            keys: keys of the entries.
-            timeout_s: limit for all of them together, in seconds.
 
         Raises:
             TimeoutError: a key has no value.
@@ -207,12 +183,12 @@ class JobStore:
             return
         self._is_closed = True
         with self._lock:
-            curve.terminate(self._context)
+            self._context.destroy()
         self._on_close()
 
     def _ask(
         self,
-        verb: Literal["set", "get", "add", "check", "delete"],
+        verb: Literal["set", "get", "add", "check"],
         key: str,
         value: bytes = b"",
         amount: int = 0,
@@ -249,14 +225,7 @@ class JobStore:
 
 
 class FateQuery:
-    """Asks the service how a rank ended; never blocks.
-
-    Args:
-        places: endpoints of the service.
-        secret: the job's secret.
-        rank: rank in the job.
-        generation: generation in which it has this rank; 0 in a job that is not elastic.
-    """
+    """Asks the service how a rank ended; never blocks. ``generation`` is 0 in a job that is not elastic."""
 
     def __init__(self, places: Sequence[str], secret: bytes, rank: int, generation: int = 0) -> None:
         self._question = pack(Ask(rank, generation))
@@ -283,4 +252,4 @@ class FateQuery:
 
     def close(self) -> None:
         """Close the connections."""
-        curve.terminate(self._context)
+        self._context.destroy()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import zmq
 from zmq.utils import z85
 
-__all__ = ["MAX_BYTES", "client_socket", "part", "server_socket", "terminate"]
+__all__ = ["MAX_BYTES", "client_socket", "part", "server_socket"]
 
 MAX_BYTES = 64 << 20
 """Size of the largest accepted message; a peer that sends a larger one is disconnected."""
@@ -37,12 +37,7 @@ def _server_key(secret: bytes) -> bytes:
 def server_socket(
     context: zmq.Context[zmq.Socket[bytes]], secret: bytes, max_bytes: int = MAX_BYTES
 ) -> zmq.Socket[bytes]:
-    """Return a socket to be bound, which accepts only processes with the job's secret.
-
-    Args:
-        context: its context; ``terminate`` ends it.
-        secret: the job's secret.
-        max_bytes: size of the largest message that is accepted.
+    """Return a socket to be bound, which accepts only processes with the job's secret, and only so large messages.
 
     Raises:
         ValueError: there is no secret.
@@ -61,12 +56,7 @@ def client_socket(
     routing_id: bytes = b"",
 ) -> zmq.Socket[bytes]:
     """Return a socket to be connected; it becomes writable when the other end has proven to have the secret.
-
-    Args:
-        context: its context.
-        secret: the job's secret.
-        max_bytes: size of the largest message that is accepted.
-        routing_id: its name at a ROUTER; ZeroMQ chooses one when empty.
+    ``routing_id`` is its name at a ROUTER; ZeroMQ chooses one when empty.
 
     Raises:
         ValueError: there is no secret.
@@ -81,23 +71,12 @@ def client_socket(
     return socket
 
 
-def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Close a context and all of its sockets; messages that wait to be sent are lost after their ``linger``."""
-    context.destroy()
-
-
 def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], word: bytes) -> None:
-    """Wait until the receivers of a last message have left, before their ROUTER is closed.
+    """Wait until the receivers of a last message have left, before their ROUTER is closed; two seconds at most.
 
     A socket of ``client_socket`` drops unread messages in the moment its connection ends. So the sender of the last
-    message must not leave first; a receiver leaves when it has read the message.
-
-    Args:
-        socket: a ROUTER.
-        peers: their routing ids.
-        word: message that is sent until they have left, to detect that: the last one, or one that is not read after it.
-
-    Blocks for two seconds, at most.
+    message must not leave first; a receiver leaves when it has read the message. To detect that, ``word`` is sent until
+    they have left: the last message, or one that is not read after it.
     """
     socket.router_mandatory = True
     present, deadline = set(peers), time.monotonic() + _PART_S

@@ -18,7 +18,7 @@ from pathlib import Path
 from horovod.rendezvous.siblings import Siblings
 from horovod.world import ON_HOST, World, exits_path, own_slot, process_status
 
-__all__ = ["Endings", "exits_name", "has_begun", "note_begin", "signal_name"]
+__all__ = ["Endings", "exits_name", "has_begun", "how_ended", "note_begin", "signal_name"]
 
 # Process id, whether it has ended, exit code or minus the signal, as in launch.keeper; whether it has called init().
 _ROW = struct.Struct("<iiii")
@@ -44,22 +44,12 @@ def note_begin() -> None:
 
 
 def has_begun(table: int, slot: int) -> bool:
-    """Return whether the process in a slot of this host has called ``init()``.
-
-    Args:
-        table: descriptor of the keeper's table.
-        slot: slot of the process.
-    """
+    """Return whether the process in a slot of this host has called ``init()``, as the keeper's table says."""
     return os.pread(table, len(_BEGUN), (slot + 1) * _ROW.size - len(_BEGUN)) == _BEGUN
 
 
 class Endings:
-    """The processes of one job, seen from one of its ranks.
-
-    Args:
-        world: this process's place in the job.
-        proc: where the process table is mounted.
-    """
+    """The processes of one job, seen from one of its ranks; ``proc`` is where the process table is mounted."""
 
     def __init__(self, world: World, proc: Path = Path("/proc")) -> None:
         self._world = world
@@ -108,8 +98,7 @@ class Endings:
         pid, has_ended, status, _ = _ROW.unpack(row)
         if not has_ended:
             return ""
-        how = f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
-        return f"rank {rank} (pid {pid}) {how}"
+        return f"rank {rank} (pid {pid}) on host {self._world.hostname} {how_ended(status)}"
 
     def _missing(self, rank: int) -> str:
         pid, started = _earlier.get(self._world.job, {}).get(rank, (0, ""))
@@ -120,7 +109,13 @@ class Endings:
             is_there = status[0] not in ("Z", "X") and status[19] == started
         except (OSError, IndexError):
             is_there = False
-        return "" if is_there else f"rank {rank} (pid {pid}), which was in the job before, has ended"
+        who = f"rank {rank} (pid {pid}) on host {self._world.hostname}"
+        return "" if is_there else f"{who}, which was in the job before, has ended"
+
+
+def how_ended(status: int) -> str:
+    """Return how a process ended: its exit code, or minus the signal that killed it."""
+    return f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
 
 
 def signal_name(number: int) -> str:

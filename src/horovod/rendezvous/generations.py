@@ -11,6 +11,7 @@ from horovod.core.membership_events import (
     Assign,
     Begin,
     Decision,
+    Discovered,
     Dissolve,
     Ended,
     Event,
@@ -24,13 +25,13 @@ from horovod.core.membership_events import (
     Silent,
     Slot,
     Tick,
+    TrainingEnded,
 )
 from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
-from horovod.rendezvous.protocol import Answer, Fate
+from horovod.rendezvous.protocol import Answers, Fate
 
 __all__ = ["Generations"]
 
-_Answers = list[tuple[bytes, Answer]]
 #: Number of latest generations whose ranks' endings are kept: some processes may still be in an earlier one.
 _KEPT = 8
 #: A process sends a message each second. After this silence the launcher checks, repeatedly, whether it is stopped.
@@ -54,17 +55,11 @@ class _Process:
 
 
 class Generations:
-    """The generations of one job, without a thread or a clock.
-
-    Args:
-        policy: how the members of the job may change.
-
-    Attributes:
-        progress: the largest progress of any process when it was last ready.
-    """
+    """The generations of one job, without a thread or a clock."""
 
     def __init__(self, policy: Policy) -> None:
         self._membership, self._is_open = Membership(policy), policy.is_open
+        self._may_spread = policy.is_discovering
         self._decisions: list[Decision] = []
         self._processes: dict[Slot, _Process] = {}
         self._ranks: dict[int, dict[Slot, int]] = {}  # ranks of the living processes, by generation
@@ -73,19 +68,20 @@ class Generations:
         self._begun, self._size, self._wants_change = 0, policy.size, False
         self._now_s = math.inf
         self._buried: set[bytes] = set()  # nonces of ended processes: messages of a host that was cut off may come late
-        self.progress = 0
+        self.progress = 0  # the largest progress that any process has reported
 
     @property
     def oldest(self) -> int:
         """The oldest generation of which ranks are still known."""
         return min(self._ranks, default=0)
 
-    def hear(self, sender: bytes, news: MemberNews) -> _Answers:
-        """Handle a message of a process.
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a living process has called ``init()``."""
+        return any(process.attempt for process in tuple(self._processes.values()))
 
-        Returns:
-            Answers, each with its receiver.
-        """
+    def hear(self, sender: bytes, news: MemberNews) -> Answers:
+        """Handle a message of a process."""
         slot = Slot(news.host, news.number)
         process = self._processes.get(slot)
         if news.nonce in self._buried:
@@ -97,7 +93,8 @@ class Generations:
                 return [(sender, Refused(news.attempt, why, False))]
             process = self._processes[slot] = _Process(news.nonce, news.pid, sender)
         process.sender, process.silent_s = sender, -math.inf if news.verb == "left" else 0.0
-        answers: _Answers = []
+        self.progress = max(self.progress, news.progress)
+        answers: Answers = []
         if news.wants_out and not process.wants_out:
             process.wants_out = True
             answers += self.handle(Leaving(slot))
@@ -106,6 +103,8 @@ class Generations:
             answers += self.handle(Ready(slot, news.progress, news.digest))
         elif news.verb == "joined":
             answers += self.handle(Joined(slot, news.generation))
+        elif news.verb == "done":
+            answers += self.handle(TrainingEnded(slot))
         elif news.verb == "left":
             process.last_words = news.how
             answers += self.handle(Left(slot))
@@ -121,17 +120,13 @@ class Generations:
         # The first message of a process is "here", from init(); it sends others only after an answer.
         return "" if news.verb == "here" else f"slot {slot} has another process now"
 
-    def handle(self, event: Event) -> _Answers:
-        """Handle one event.
-
-        Returns:
-            Answers, each with its receiver.
-        """
-        answers: _Answers = []
-        if isinstance(event, Ready):
-            self.progress = max(self.progress, event.progress)
-        elif isinstance(event, Ended):
+    def handle(self, event: Event) -> Answers:
+        """Handle one event."""
+        answers: Answers = []
+        if isinstance(event, Ended):
             answers += self._bury(event)
+        elif isinstance(event, Discovered):
+            self._may_spread |= len(event.hosts) > 1
         elif isinstance(event, Tick):
             self._notice_silence(event.now_s)
         for decision in self._membership.handle(event):
@@ -168,7 +163,7 @@ class Generations:
         """Return how a rank of a generation ended, as far as that is known."""
         return Fate(rank, self._fates.get(generation, {}).get(rank, ""), generation)
 
-    def _assign(self, assign: Assign) -> _Answers:
+    def _assign(self, assign: Assign) -> Answers:
         number, positions = assign
         self._ranks[number] = {slot: position.rank for slot, position in positions.items()}
         self._fates[number] = {}
@@ -177,7 +172,7 @@ class Generations:
         self._placed = frozenset(positions)
         behind = [position.rank for position in positions.values() if position.is_behind]
         previous = [position.previous for position in positions.values()]
-        answers: _Answers = []
+        answers: Answers = []
         for slot, at in positions.items():
             place = MemberPlace(
                 0, number, at.rank, len(positions), at.local_rank, at.local_size, at.cross_rank, at.cross_size,
@@ -186,7 +181,7 @@ class Generations:
             answers += self._answer(slot, place)
         return answers
 
-    def _answer(self, slot: Slot, answer: MemberPlace | Refused) -> _Answers:
+    def _answer(self, slot: Slot, answer: MemberPlace | Refused) -> Answers:
         """Answer the last attempt of the process in a slot."""
         process = self._processes.get(slot)
         if process is None:
@@ -195,13 +190,13 @@ class Generations:
         process.answer = answer
         return [(process.sender, answer)]
 
-    def _bury(self, event: Ended) -> _Answers:
+    def _bury(self, event: Ended) -> Answers:
         """Record the end of a process for its ranks; if it did not end well, tell the current members."""
         if (process := self._processes.pop(event.slot, None)) is not None:
             self._buried.add(process.nonce)
             if self._is_open:
                 self._decisions.append(Gone(event.slot, process.pid, event.how))
-        answers: _Answers = []
+        answers: Answers = []
         for number, ranks in self._ranks.items():
             rank = ranks.pop(event.slot, None)
             if rank is not None and event.how:
@@ -222,8 +217,8 @@ class Generations:
 
     def _status(self, slot: Slot) -> MemberStatus:
         placed = self._membership.generation if slot in self._placed else 0
-        is_spread = any(other.host != slot.host for other in self._processes)
-        return MemberStatus(placed, self._begun, self._size, self._wants_change, is_spread)
+        may_spread = self._may_spread or any(other.host != slot.host for other in self._processes)
+        return MemberStatus(placed, self._begun, self._size, self._wants_change, may_spread)
 
-    def _tell_all(self) -> _Answers:
+    def _tell_all(self) -> Answers:
         return [(process.sender, self._status(slot)) for slot, process in self._processes.items()]

@@ -13,19 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import zmq
 
 from horovod.errors import InitError
-from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.member_messages import WatchNews, WatchOrders
 from horovod.rendezvous.programs import start_program
 from horovod.rendezvous.protocol import pack, unpack
 from horovod.rendezvous.waiting import Patience
-from horovod.world import process_status
+from horovod.world import is_stopped
 
 __all__ = ["ignore_signals", "main", "start_watch", "watch_host"]
 
@@ -53,7 +51,7 @@ def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:
     except InitError:
         pass  # the ranks report that
     finally:
-        curve.terminate(context)
+        context.destroy()
 
 
 class _Watch:
@@ -106,17 +104,9 @@ class _Watch:
             else:
                 self._poller.register(self._fds[which], zmq.POLLIN)
         for (number, pid), fd in self._fds.items():
-            is_stopped = number in orders.kill_stopped and _is_stopped(pid)
-            if number in orders.kill or is_stopped:
+            if number in orders.kill or (number in orders.kill_stopped and is_stopped(pid)):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         return len(self._ended) > before
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return process_status(Path("/proc"), pid)[0] == "T"
-    except (OSError, IndexError):
-        return False
 
 
 def ignore_signals() -> None:

@@ -19,7 +19,6 @@ import zmq
 
 from horovod.core.membership_events import Policy
 from horovod.errors import InitError
-from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
 from horovod.rendezvous.interfaces import endpoint, own_addresses
 from horovod.rendezvous.keys import SERVICE, purpose_key
@@ -40,14 +39,9 @@ _processes: list[subprocess.Popen[bytes]] = []
 
 
 def host_service(world: World, interfaces: Sequence[str] = ()) -> list[str]:
-    """Start the service of a job, unless this process has done so before.
-
-    Args:
-        world: this process's place in the job; it is on rank 0's host.
-        interfaces: network interfaces to listen on, the best one first; all when empty.
-
-    Returns:
-        Its endpoints; none when another process of the job runs the service already.
+    """Start the service of a job, on rank 0's host, unless this process has done so before. It listens on the given
+    interfaces, the best one first, or on all. Return its endpoints; none when another process of the job runs it
+    already.
 
     Raises:
         InitError: the service does not start.
@@ -113,20 +107,15 @@ def _answers(secret: bytes, endpoints: Sequence[str]) -> bool:
     except InitError:
         return False
     finally:
-        curve.terminate(context)
+        context.destroy()
     return True
 
 
 def serve(
     secret: bytes, addresses: Sequence[str], numbers: Sequence[int], policy: Policy | None = None
 ) -> Service | None:
-    """Return a service of a job; None when another process runs it already.
-
-    Args:
-        secret: as for ``Service``.
-        addresses: addresses to listen at; this host must reach itself by the last one.
-        numbers: ports at which the job looks for its service.
-        policy: as for ``Service``.
+    """Return a service of a job, or None when another process runs it already. This host must reach itself by the last
+    address; the job looks for its service at the ports in ``numbers``.
 
     Raises:
         OSError: the service cannot listen.

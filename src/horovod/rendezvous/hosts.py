@@ -4,7 +4,7 @@ The leaders meet at the job service, which ``World.meeting`` locates. It sends t
 0's leader. All leaders connect there, and then all go on. The connections stay open for the caller.
 
     prepare(world, ...)     every rank, before anything else
-    ...                     the ranks of each host meet (rendezvous.unix)
+    ...                     the ranks of each host meet (rendezvous.host_meeting)
     meet_hosts(world, ...)  the leader of each host
     report_failure(...)     a rank whose host will not come
 """
@@ -47,7 +47,7 @@ from horovod.rendezvous.vouching import vouch
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
-__all__ = ["HostEntry", "MetHosts", "host_id", "meet_hosts", "prepare", "report_failure"]
+__all__ = ["MetHosts", "host_id", "meet_hosts", "prepare", "report_failure"]
 
 #: Interval at which a waiting leader repeats its message; time for its last message.
 _AGAIN_S, _LAST_MESSAGE_MS = 1.0, 500
@@ -61,20 +61,14 @@ _BEATS, _SOONER = 5, 0.8
 
 @dataclass(frozen=True)
 class MetHosts:
-    """Result of the meeting of the hosts, for a leader.
+    """Result of the meeting of the hosts, for a leader."""
 
-    Attributes:
-        entries: the hosts, ordered by their lowest rank.
-        socket: on rank 0's host a bound ROUTER, whose peers' routing ids are ``host_id``; on the others a DEALER
-            that is connected to it. The caller ends it with ``curve.terminate(socket.context)``.
-        index: index of this host in ``entries``.
-        where: endpoint at which this host has reached rank 0's host; on rank 0's host, one at which it listens.
-    """
-
-    entries: list[HostEntry]
+    entries: list[HostEntry]  # the hosts, ordered by their lowest rank
+    # on rank 0's host a bound ROUTER, whose peers' routing ids are `host_id`; on the others a DEALER that is connected
+    # to it. The caller ends it with `socket.context.destroy()`.
     socket: zmq.Socket[bytes]
-    index: int
-    where: str
+    index: int  # index of this host in `entries`
+    where: str  # endpoint at which this host has reached rank 0's host; on rank 0's host, one at which it listens
 
 
 def host_id(index: int) -> bytes:
@@ -83,14 +77,8 @@ def host_id(index: int) -> bytes:
 
 
 def prepare(world: World, timeout_s: float) -> World:
-    """Ensure that ranks of several hosts share one secret and know their places; every rank calls it first.
-
-    Args:
-        world: this process's place in the job, as the launcher gives it.
-        timeout_s: seconds to wait for the last rank.
-
-    Returns:
-        ``world``, with place or secret added where the launcher does not give them.
+    """Return ``world`` with place or secret added where the launcher does not give them, so that ranks of several hosts
+    share one secret and know their places; every rank calls it first.
 
     Raises:
         InitError: nothing tells the ranks how to find each other, or they have no secret in common.
@@ -139,7 +127,7 @@ def report_failure(world: World, generation: int, error: HorovodInternalError) -
     except (InitError, OSError, zmq.ZMQError):
         pass  # there is no service to report to
     finally:
-        curve.terminate(context)
+        context.destroy()
 
 
 def meet_hosts(
@@ -187,10 +175,10 @@ def meet_hosts(
             host_service(world, interfaces)
         return _Leader(world, entry, generation, context, patience, own_addresses(interfaces)).meet()
     except OSError as error:
-        curve.terminate(context)
+        context.destroy()
         raise InitError(f"{describe(entry)} cannot meet the other hosts: {error}") from error
     except BaseException:
-        curve.terminate(context)
+        context.destroy()
         raise
 
 

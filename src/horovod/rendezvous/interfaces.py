@@ -18,10 +18,8 @@ _MOST = 16
 
 
 def own_addresses(interfaces: Sequence[str] = ()) -> list[str]:
-    """Return the addresses of this host at which others may reach it; those of loopback if it has no others.
-
-    Args:
-        interfaces: names of the network interfaces to use, the best one first; all of them when empty.
+    """Return the addresses of this host, on these interfaces or on all, at which others may reach it; the best one
+    first. If it has no others, they are those of loopback.
 
     Raises:
         InitError: an interface does not exist, or has no address.
@@ -56,11 +54,7 @@ def endpoint(address: str, port: int | str) -> str:
 
 
 def leading_address(where: str) -> str:
-    """Return the address of this host that leads to an endpoint; empty when none does.
-
-    Args:
-        where: an endpoint, such as ``tcp://10.0.0.1:5000``.
-    """
+    """Return the address of this host that leads to an endpoint; empty when none does."""
     host, _, port = where.removeprefix("tcp://").rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]

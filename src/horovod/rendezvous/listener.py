@@ -14,9 +14,8 @@ import socket
 from collections.abc import Callable
 
 from horovod.rendezvous import messages
-from horovod.rendezvous.limits import OUT_OF_FILES, too_many_files
+from horovod.rendezvous.keys import address_of, current_slot
 from horovod.rendezvous.messages import peer_of, sealed, sign
-from horovod.rendezvous.names import address_of, current_slot
 from horovod.world import World
 
 __all__ = ["Listener"]
@@ -26,16 +25,9 @@ _IDLE = 64
 
 
 class Listener:
-    """The listening sockets of a meeting.
-
-    Args:
-        world: this process's place in the job.
-        selector: reports readable sockets; the value of each entry is a function to call with the socket.
-        hear: handles a connection that may have a message; returns False when there is none yet.
-        fail: called with the reason why there can be no meeting.
-
-    Attributes:
-        is_open: whether a rank can still connect.
+    """The listening sockets of a meeting. The value of a socket in ``selector`` is a function to call with it. ``hear``
+    handles a connection, and returns False when it has no message yet; ``fail`` gets the reason why there can be no
+    meeting.
     """
 
     def __init__(
@@ -53,7 +45,7 @@ class Listener:
         # Connections to processes that hold our names, and the nonces sent there.
         self._taken: dict[int, tuple[socket.socket, bytes]] = {}
         self._idle: dict[socket.socket, None] = {}
-        self.is_open = True
+        self.is_open = True  # whether a rank can still connect
 
     def rotate(self) -> None:
         """Listen under the present names; connections under the last name are still accepted."""
@@ -127,7 +119,7 @@ class Listener:
         try:
             connection, _ = listener.accept()
         except OSError as error:
-            if error.errno in OUT_OF_FILES:
+            if error.errno in messages.OUT_OF_FILES:
                 self._make_room()
             return
         connection.setblocking(False)
@@ -149,7 +141,7 @@ class Listener:
     def _make_room(self) -> None:
         """Free descriptors by closing silent connections; without any, report that none is left for the ranks."""
         if not self._idle:
-            self._fail(too_many_files(self._world.size))
+            self._fail(messages.too_many_files(self._world.size))
             self._shut()
         for connection in list(self._idle):
             self._show_out(connection)

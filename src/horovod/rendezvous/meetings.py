@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 
 from horovod._version import __version__
 from horovod.phrases import few, list_ranks
-from horovod.rendezvous.protocol import AllHere, Answer, Failed, Fate, GiveUp, HostEntry, Join, Refusal, StillMissing
+from horovod.rendezvous.protocol import AllHere, Answers, Failed, Fate, GiveUp, HostEntry, Join, Refusal, StillMissing
 
 __all__ = ["EXPIRY_S", "Meetings", "describe"]
 
 EXPIRY_S = 5.0
 """Time for which a leader counts as waiting after its last ``Join``."""
-_Answers = list[tuple[bytes, Answer]]
 
 
 @dataclass(frozen=True)
@@ -29,46 +28,26 @@ class _Leader:
 
 @dataclass
 class _Meeting:
-    """One meeting.
+    """One meeting."""
 
-    Attributes:
-        leaders: the waiting leaders.
-        answers: answers to the leaders of a complete meeting, by nonce: all are here, or one has given up since.
-        failure: why a host will not come; kept until all other hosts know it.
-        told: ranks that know the failure.
-        reachable: number of ranks that can learn of it.
-    """
-
-    leaders: list[_Leader] = field(default_factory=list)
+    leaders: list[_Leader] = field(default_factory=list)  # the waiting leaders
+    # answers to the leaders of a complete meeting, by nonce: all are here, or one has given up since
     answers: dict[bytes, AllHere | Refusal] = field(default_factory=dict)
-    failure: Refusal | None = None
-    told: set[int] = field(default_factory=set)
-    reachable: int = 0
+    failure: Refusal | None = None  # why a host will not come; kept until all other hosts know it
+    told: set[int] = field(default_factory=set)  # ranks that know the failure
+    reachable: int = 0  # number of ranks that can learn of it
 
 
 class Meetings:
-    """The meetings of a job's hosts, one for each generation.
-
-    Args:
-        hosts: name of the host of each rank, by rank; empty when that is not known.
-    """
+    """The meetings of a job's hosts, one for each generation; ``hosts`` has the host of each rank, if known."""
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self._hosts = hosts
         self._meetings: dict[tuple[str, int], _Meeting] = {}
         self._ended: dict[int, tuple[str, str]] = {}
 
-    def join(self, sender: bytes, join: Join, now: float) -> _Answers:
-        """Handle a leader that wants to join.
-
-        Args:
-            sender: address for the answer.
-            join: its message.
-            now: the present time, in seconds.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def join(self, sender: bytes, join: Join, now: float) -> Answers:
+        """Handle a leader that wants to join; ``sender`` is the address for the answer."""
         for key in [
             (run, number) for run, number in self._meetings if run == join.run and number < join.generation - 1
         ]:
@@ -98,12 +77,8 @@ class Meetings:
             return self._refuse(meeting, refusal)
         return [(sender, StillMissing(self._words(missing)))]
 
-    def leave(self, leave: GiveUp) -> _Answers:
-        """Handle a leader that gives up; the leaders that wait for it give up, too.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def leave(self, leave: GiveUp) -> Answers:
+        """Handle a leader that gives up; the leaders that wait for it give up, too."""
         meeting = self._meetings.get((leave.run, leave.generation), _Meeting())
         before = meeting.leaders
         meeting.leaders = [leader for leader in before if leader.join.nonce != leave.nonce]
@@ -111,16 +86,8 @@ class Meetings:
             meeting.answers = dict.fromkeys(meeting.answers, Refusal(leave.error, leave.lost))
         return self._refuse(meeting, Refusal(leave.error, leave.lost)) if len(meeting.leaders) < len(before) else []
 
-    def failed(self, sender: bytes, failed: Failed) -> _Answers:
-        """Handle a host whose ranks did not find each other: refuse all leaders that wait, now or later.
-
-        Args:
-            sender: address for the answer, which confirms the message.
-            failed: its message.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def failed(self, sender: bytes, failed: Failed) -> Answers:
+        """Handle a host whose ranks did not find each other: refuse all leaders that wait, now or later."""
         meeting = self._meetings.setdefault((failed.run, failed.generation), _Meeting())
         refusal = Refusal(failed.error, is_loss=failed.is_loss)
         if meeting.failure is None:
@@ -133,35 +100,22 @@ class Meetings:
         """Whether a host has failed, and not all others know it yet."""
         return any(meeting.failure is not None for meeting in self._meetings.values())
 
-    def other_version(self, sender: bytes, version: str) -> _Answers:
-        """Handle a leader with another version of this package: there will be no job.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def other_version(self, sender: bytes, version: str) -> Answers:
+        """Handle a leader with another version of this package: there will be no job."""
         waiting = [leader for meeting in self._meetings.values() for leader in meeting.leaders]
         names = " and ".join(sorted({leader.join.entry.hostname for leader in waiting})) or "the job service"
         refusal = Refusal(
             f"a host of the job has khorovod {version}, and {names} {__version__}; install the same version on all"
         )
-        told: _Answers = [(sender, refusal)]
+        told: Answers = [(sender, refusal)]
         for meeting in self._meetings.values():
             told += self._refuse(meeting, refusal)
         return told
 
-    def ended(self, rank: int, who: str, how: str) -> _Answers:
-        """Handle the end of a rank: refuse all leaders that wait for it, now or later.
-
-        Args:
-            rank: the ended rank.
-            who: its description for messages.
-            how: how it ended, in words.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def ended(self, rank: int, who: str, how: str) -> Answers:
+        """Handle the end of a rank: refuse all leaders that wait for it, now or later."""
         self._ended.setdefault(rank, (who, how))
-        told: _Answers = []
+        told: Answers = []
         for meeting in self._meetings.values():
             join = meeting.leaders[0].join if meeting.leaders else None
             if join is not None and (refusal := self._never_came(join, range(join.size))):
@@ -179,14 +133,14 @@ class Meetings:
                 return Refusal(f"{end[0]} {end[1]} before its init() was done", lost=rank)
         return None
 
-    def _refuse(self, meeting: _Meeting, refusal: Refusal) -> _Answers:
+    def _refuse(self, meeting: _Meeting, refusal: Refusal) -> Answers:
         told = [(leader.sender, refusal) for leader in meeting.leaders]
         meeting.leaders = []
         return list(told)
 
-    def _tell(self, meeting: _Meeting, refusal: Refusal, leaders: Iterable[_Leader]) -> _Answers:
+    def _tell(self, meeting: _Meeting, refusal: Refusal, leaders: Iterable[_Leader]) -> Answers:
         """Refuse leaders because of a failed host; when all know of it, another attempt may begin."""
-        told: _Answers = []
+        told: Answers = []
         for leader in leaders:
             meeting.told.update(leader.join.entry.ranks)
             told.append((leader.sender, refusal))
@@ -194,10 +148,10 @@ class Meetings:
             meeting.failure = None
         return told
 
-    def _complete(self, meeting: _Meeting) -> _Answers:
+    def _complete(self, meeting: _Meeting) -> Answers:
         entries = [leader.join.entry for leader in meeting.leaders]
         control = next(leader.join.control for leader in meeting.leaders if 0 in leader.join.entry.ranks)
-        answers: _Answers = []
+        answers: Answers = []
         for leader in meeting.leaders:
             members = AllHere(leader.join.nonce, entries, control)
             meeting.answers[leader.join.nonce] = members

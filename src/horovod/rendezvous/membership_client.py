@@ -18,7 +18,6 @@ import zmq
 
 from horovod._version import __version__
 from horovod.errors import DismissedError, HorovodInternalError, InitError
-from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
@@ -57,9 +56,6 @@ class MembershipClient:
             -1 when the service has ended, and with how it ended.
         home: program that runs the service, for messages.
 
-    Attributes:
-        status: the latest status.
-
     Raises:
         InitError: no service answers, or it does not know this process.
 
@@ -78,7 +74,7 @@ class MembershipClient:
         self._on_loss, self._home = on_loss, home
         self._where = f"the job service at {', '.join(places)}"
         self._news = MemberNews(*slot, _own_identity()[1], os.getpid())
-        self.status = MemberStatus(0, 0, 0, False)
+        self.status = MemberStatus(0, 0, 0, False)  # the latest status
         self._place: MemberPlace | None = None
         self._refused: Refused | None = None
         self._failure = self._last_words = ""
@@ -93,7 +89,7 @@ class MembershipClient:
             self._socket, _ = connect_first(self._context, key, lambda: places, Patience(timeout_s), nobody)
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except BaseException:
-            curve.terminate(self._context)
+            self._context.destroy()
             raise
         self._thread = threading.Thread(target=self._run, name="horovod-membership", daemon=True)
         self._thread.start()
@@ -115,12 +111,7 @@ class MembershipClient:
         self._ring()
 
     def ready(self, progress: int, digest: str) -> None:
-        """Report that this process waits for a place.
-
-        Args:
-            progress: number of steps that it has completed.
-            digest: hash of its state.
-        """
+        """Report that this process waits for a place, with so many completed steps and this hash of its state."""
         global _attempts
         with self._changed:
             _attempts += 1
@@ -182,19 +173,20 @@ class MembershipClient:
         with self._changed:
             self._say("here")
 
-    def close(self, how: str = "") -> None:
-        """End the connection; the service learns that this process has left its generation.
+    def done(self, progress: int) -> None:
+        """Report that the training of this process, and of the others, has ended after so many steps."""
+        with self._changed:
+            self._say("done", progress=progress)
 
-        Args:
-            how: the exception that ends this process, in words.
-        """
+    def close(self, how: str = "") -> None:
+        """End the connection; the service learns that this process has left its generation, and by which exception."""
         if self._is_closed:
             return
         self._last_words = how[:_MOST_WORDS]
         self._is_closed = True
         self._ring()
         self._thread.join()
-        curve.terminate(self._context)
+        self._context.destroy()
         os.close(self._wake)
         self._wake = -1
 
@@ -244,8 +236,10 @@ class MembershipClient:
                     self._send()
             while self._socket.poll(0):
                 self._hear(self._socket.recv())
-        self._news = msgspec.structs.replace(self._news, verb="left", how=self._last_words)
         self._socket.linger = _LAST_MESSAGE_MS
+        if self._news.verb == "done":
+            self._send()  # again: it may not have been sent, and a process that leaves without it is a loss
+        self._news = msgspec.structs.replace(self._news, verb="left", how=self._last_words)
         self._send()
 
     def _beat(self) -> None:

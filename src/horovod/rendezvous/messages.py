@@ -11,15 +11,17 @@ Source: unix(7), SO_PEERCRED and SCM_RIGHTS.
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import hmac
 import os
+import resource
 import secrets
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -32,12 +34,15 @@ __all__ = [
     "MAX_ANSWER",
     "MAX_FDS",
     "MAX_GREETING",
+    "OUT_OF_FILES",
     "POLL_S",
     "Greeting",
     "HostMeeting",
     "MeetingResult",
     "Verdict",
     "await_message",
+    "check_files",
+    "explained",
     "nonce",
     "peer_of",
     "read",
@@ -46,6 +51,7 @@ __all__ = [
     "sealed",
     "send_fds",
     "sign",
+    "too_many_files",
 ]
 
 #: Largest sizes of a greeting, and of an answer to many ranks, in bytes.
@@ -57,76 +63,55 @@ MAX_FDS = 200
 FDS = b"fds"
 #: Intervals: to retry operations that cannot be polled, and to check whether a meeting was cancelled.
 POLL_S, CHECK_S = 0.002, 0.02
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of a lack of descriptors: in this process, or on this machine."""
 _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass
 class HostMeeting:
-    """Result of the meeting, the same for all ranks of a host.
+    """Result of the meeting, the same for all ranks of a host."""
 
-    Attributes:
-        control_fd: the control page.
-        arena_fds: each rank's arena, by rank.
-        arena_bytes: each arena's size, by rank.
-        pid_fds: a pidfd of each rank, by rank.
-        pids: process ids, by rank.
-        hosts: host names, by rank.
-    """
-
-    control_fd: int
-    arena_fds: list[int]
-    arena_bytes: list[int]
-    pid_fds: list[int]
-    pids: list[int]
-    hosts: list[str]
+    control_fd: int  # the control page
+    arena_fds: list[int]  # each rank's arena, by rank
+    arena_bytes: list[int]  # each arena's size, by rank
+    pid_fds: list[int]  # a pidfd of each rank, by rank
+    pids: list[int]  # process ids, by rank
+    hosts: list[str]  # host names, by rank
+    ranks: list[int]  # ranks in the job, by rank on this host
 
     @classmethod
     def of(cls, hellos: list[Greeting], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> HostMeeting:
         """Return the result that the greetings and the descriptors give."""
-        sizes, pids, hosts = zip(*((hello.arena_bytes, hello.pid, hello.host) for hello in hellos), strict=True)
-        return cls(control_fd, arena_fds, list(sizes), pid_fds, list(pids), list(hosts))
+        sizes, pids = [hello.arena_bytes for hello in hellos], [hello.pid for hello in hellos]
+        hosts, ranks = [hello.host for hello in hellos], [hello.rank_in_job for hello in hellos]
+        return cls(control_fd, arena_fds, sizes, pid_fds, pids, hosts, ranks)
 
 
 class Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """A rank's greeting.
-
-    Attributes:
-        rank, size: its rank, and the number of ranks.
-        host, pid: its host and process id.
-        version: version of this package.
-        arena_bytes: size of its arena.
-    """
+    """A rank's greeting."""
 
     rank: int
     size: int
     host: str
     pid: int
-    version: str
+    version: str  # version of this package
     arena_bytes: int
+    rank_in_job: int  # its rank in the job, which may run on other hosts, too
 
 
 class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
-    """Rank 0's answer to all ranks.
+    """Rank 0's answer to all ranks."""
 
-    Attributes:
-        hellos: all greetings, by rank.
-        verdict: whether there is a job.
-    """
-
-    hellos: list[Greeting]
-    verdict: Verdict
+    hellos: list[Greeting]  # all greetings, by rank
+    verdict: Verdict  # whether there is a job
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """Whether the meeting succeeded: each rank reports whether it received everything, then rank 0 decides for all.
+    """Whether the meeting succeeded: each rank reports whether it received everything, then rank 0 decides for all."""
 
-    Attributes:
-        error: why there is no job; empty when there is one.
-        lost: the rank whose death is the reason, else -1.
-    """
-
-    error: str = ""
-    lost: int = -1
+    error: str = ""  # why there is no job; empty when there is one
+    lost: int = -1  # the rank whose death is the reason, else -1
 
     def enforce(self) -> None:
         """Raise the error, if there is one.
@@ -172,13 +157,8 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def await_message(connection: socket.socket, nbytes: int, deadline: float, check: Callable[[], None]) -> bytes:
-    """Return the next message; empty when the other side has gone.
-
-    Args:
-        connection: connection to the other side.
-        nbytes: size of the largest message, in bytes.
-        deadline: end of the wait, on the monotonic clock.
-        check: raises an error when waiting has become useless.
+    """Return the next message; empty when the other side has gone. ``check`` raises an error when waiting has become
+    useless.
 
     Raises:
         TimeoutError: nothing came.
@@ -237,3 +217,38 @@ def receive_fds(connection: socket.socket, count: int, gone: str) -> list[int]:
             os.close(fd)
         raise
     return fds
+
+
+def too_many_files(size: int) -> str:
+    """Return the error text for a rank of a job of ``size`` ranks that has no descriptor left."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"a rank may not open more than {limit} files at once, and init() of {size} ranks needs up to {3 * size + 32} "
+        f"besides its own; raise the limit before the job starts: ulimit -n {max(4096, 2 * limit)}"
+    )
+
+
+@contextlib.contextmanager
+def explained(size: int) -> Iterator[None]:
+    """Turn a refusal by the system into an error that names the limit.
+
+    Raises:
+        InitError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in OUT_OF_FILES:
+            raise InitError(too_many_files(size)) from None
+        raise InitError(f"the ranks of this host cannot meet: {error}") from error
+
+
+def check_files(size: int) -> None:
+    """See that there are descriptors for a host of ``size`` ranks; libzmq aborts when it has none.
+
+    Raises:
+        InitError: there are not enough.
+    """
+    with explained(size), contextlib.ExitStack() as files:
+        for _ in range(3 * size + 32):
+            files.callback(os.close, os.eventfd(0))

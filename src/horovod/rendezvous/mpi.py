@@ -44,21 +44,13 @@ _introductions: dict[tuple[int, ...], _Introduction] = {}
 
 
 class _Card(msgspec.Struct, array_like=True, frozen=True):
-    """A rank's entry in the exchange through MPI.
+    """A rank's entry in the exchange through MPI."""
 
-    Attributes:
-        machine: the same text on all ranks of a host.
-        daemon: the launcher's process on this host, equal for all ranks of a host; or empty.
-        key: a secret for the job, from rank 0; empty from the others.
-        local_rank: local rank from the launcher.
-        service: endpoints of the job service, from rank 0.
-    """
-
-    machine: str
-    daemon: str
-    key: bytes
-    local_rank: int
-    service: list[str]
+    machine: str  # the same text on all ranks of a host
+    daemon: str  # the launcher's process on this host, equal for all ranks of a host; or empty
+    key: bytes  # a secret for the job, from rank 0; empty from the others
+    local_rank: int  # local rank from the launcher
+    service: list[str]  # endpoints of the job service, from rank 0
 
 
 class _Introduction:
@@ -97,10 +89,6 @@ class _Introduction:
 
 def introduce(world: World, timeout_s: float) -> World:
     """Return the place of this rank as MPI knows it, and a secret that all ranks have.
-
-    Args:
-        world: this process's place in the job, from the launcher's variables.
-        timeout_s: seconds to wait for the last rank.
 
     Raises:
         InitError: mpi4py is missing, or belongs to another MPI than the launcher; or a rank did not come in time.

@@ -20,15 +20,10 @@ class MungeError(Exception):
 
 
 class Credential(NamedTuple):
-    """The content of a credential.
+    """The content of a credential."""
 
-    Attributes:
-        payload: bytes that its creator put in.
-        uid: user id of its creator, as MUNGE knows it.
-    """
-
-    payload: bytes
-    uid: int
+    payload: bytes  # bytes that its creator put in
+    uid: int  # user id of its creator, as MUNGE knows it
 
 
 class Munge:
@@ -46,26 +41,15 @@ class Munge:
         self._library.munge_ctx_create.restype = ctypes.c_void_p
         self._library.munge_strerror.restype = ctypes.c_char_p
         self._free = ctypes.CDLL(None).free
-        self._uid = self.decode(self._encode(b"", None)).uid
-
-    @property
-    def uid(self) -> int:
-        """This process's user, as MUNGE knows it; in a container it may be another number than here."""
-        return self._uid
+        # This process's user, as MUNGE knows it; in a container it may be another number than here.
+        self.uid = self.decode(self._encode(b"", None)).uid
 
     def encode(self, payload: bytes) -> bytes:
-        """Return a credential that only processes of this user can read, each host once, for five minutes.
-
-        Args:
-            payload: content of the credential; encrypted.
-        """
-        return self._encode(payload, self._uid)
+        """Return a credential that only processes of this user can read, each host once, for five minutes."""
+        return self._encode(payload, self.uid)
 
     def decode(self, credential: bytes) -> Credential:
-        """Read a credential.
-
-        Args:
-            credential: from ``encode``, on any host of the cluster.
+        """Read a credential that ``encode`` made on any host of the cluster.
 
         Raises:
             MungeError: it is no credential, is for another user, is too old, or was read on this host before.

@@ -17,7 +17,7 @@ from horovod.config import Config
 from horovod.core.membership_events import Policy
 from horovod.errors import InitError
 from horovod.launchers import LAUNCHERS, hosts_and_run_of_step
-from horovod.rendezvous import curve, hosts
+from horovod.rendezvous import hosts
 from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
 from horovod.rendezvous.host_watch import start_watch
 from horovod.rendezvous.interfaces import own_addresses
@@ -37,14 +37,8 @@ _JOINED = 1 << 20
 
 
 def enter(world: World, settings: Config) -> tuple[World, tuple[str, int]]:
-    """Find the job service, or start it on rank 0, and have this host watched.
-
-    Args:
-        world: this process's place in the job, from its launcher.
-        settings: the settings.
-
-    Returns:
-        ``world`` with the service's endpoint and key; host and number of this process's slot.
+    """Find the job service, or start it on rank 0, and have this host watched. Return ``world`` with the service's
+    endpoint and key, and host and number of this process's slot.
 
     Raises:
         InitError: ranks on several hosts have no key in common, or the service does not start.
@@ -65,7 +59,7 @@ def enter(world: World, settings: Config) -> tuple[World, tuple[str, int]]:
     secret = service_secret(world)
     if world.rank == 0 and not settings.join_step:
         policy = Policy(
-            size=world.size, is_elastic=True, minimum=min(settings.min_np, world.size), is_open=True,
+            size=world.size, minimum=min(settings.min_np, world.size), is_open=True,
             timeout_s=settings.elastic_timeout_s, start_timeout_s=settings.start_timeout_s,
         )  # fmt: skip
         _start_service(world, secret, policy, is_vouched)
@@ -101,5 +95,5 @@ def _find_service(world: World, secret: bytes, timeout_s: float) -> str:
         key = purpose_key(secret, SERVICE)
         _, where = connect_first(context, key, lambda: endpoints_of(world), Patience(timeout_s), nobody)
     finally:
-        curve.terminate(context)
+        context.destroy()
     return where

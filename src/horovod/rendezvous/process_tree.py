@@ -24,12 +24,8 @@ def control_name(job: str) -> str:
 
 
 def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> int:
-    """Return the process id of the nearest ancestor that is a rank of ``job``, or 0.
-
-    Args:
-        job: the job's name, as ``World`` has it.
-        proc: where the process table is mounted.
-        pid: process whose ancestors are searched; this process when omitted.
+    """Return the process id of the nearest ancestor, of this process unless told otherwise, that is a rank of ``job``,
+    or 0.
     """
     mark = f"/memfd:{control_name(job)} ".encode()
     pid = os.getpid() if pid is None else pid
@@ -43,12 +39,7 @@ def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> 
 
 
 def is_no_rank(world: World, parent: int = 0) -> str:
-    """Return the error text for a process that a rank has started or forked.
-
-    Args:
-        world: the place in the job that it has inherited.
-        parent: process id of the rank that started it; 0 when it was forked.
-    """
+    """Return the error text for a process that a rank has started, or with 0 as ``parent``, forked."""
     origin = f"started by rank {world.rank} (pid {parent})" if parent else f"forked from rank {world.rank}"
     text = (
         f"this process was {origin} and is no rank itself. Call init() and collectives only in the rank, and pass "

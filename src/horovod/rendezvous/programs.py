@@ -20,16 +20,8 @@ _started: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of a Po
 def start_program(
     module: str, words: object, stdout: int, stderr: int | None = None, *, keeps_input: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a program whose standard input is a line of JSON.
-
-    Signals to the ranks' process group, such as Ctrl-C, do not reach it.
-
-    Args:
-        module: module with a function ``main``.
-        words: object to be written as JSON.
-        stdout: its standard output, as ``subprocess`` takes it.
-        stderr: its standard error, as ``subprocess`` takes it.
-        keeps_input: whether its standard input stays open after this line.
+    """Start the ``main`` of a module as a program. Its standard input is a line of JSON, and stays open after it only
+    with ``keeps_input``. Signals to the ranks' process group, such as Ctrl-C, do not reach it.
 
     Raises:
         InitError: the program does not start.

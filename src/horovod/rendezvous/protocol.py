@@ -25,6 +25,7 @@ __all__ = [
     "MAX_BYTES",
     "AllHere",
     "Answer",
+    "Answers",
     "Ask",
     "Connected",
     "Failed",
@@ -49,123 +50,70 @@ MAX_BYTES = 8 << 20
 
 
 class HostEntry(msgspec.Struct, array_like=True, frozen=True):
-    """One host of a job.
+    """One host of a job."""
 
-    Attributes:
-        hostname: its name; two hosts may have the same.
-        ranks: its ranks in the job, in the order of their local ranks.
-        pids: their process ids there.
-        version: version of this package.
-        addresses: addresses of the host; the one that leads to the others first.
-    """
-
-    hostname: str
-    ranks: list[int]
-    pids: list[int]
-    version: str
-    addresses: list[str] = []
+    hostname: str  # its name; two hosts may have the same
+    ranks: list[int]  # its ranks in the job, in the order of their local ranks
+    pids: list[int]  # their process ids there
+    version: str  # version of this package
+    addresses: list[str] = []  # addresses of the host; the one that leads to the others first
 
 
 class Join(msgspec.Struct, array_like=True, frozen=True, tag="join"):
-    """A leader wants to join a meeting.
+    """A leader wants to join a meeting."""
 
-    Attributes:
-        generation: counts the times that the ranks of the job have met.
-        size: number of ranks in the job.
-        nonce: nonce of this attempt.
-        entry: its host.
-        control: endpoints of rank 0's leader; empty for the others.
-        run: name of the part of the job that meets; empty for the whole job.
-        members: numbers in the whole job, by rank of the part; empty for the whole job.
-    """
-
-    generation: int
-    size: int
-    nonce: bytes
-    entry: HostEntry
-    control: list[str] = []
-    run: str = ""
-    members: tuple[int, ...] = ()
+    generation: int  # counts the times that the ranks of the job have met
+    size: int  # number of ranks in the job
+    nonce: bytes  # nonce of this attempt
+    entry: HostEntry  # its host
+    control: list[str] = []  # endpoints of rank 0's leader; empty for the others
+    run: str = ""  # name of the part of the job that meets; empty for the whole job
+    members: tuple[int, ...] = ()  # numbers in the whole job, by rank of the part; empty for the whole job
 
 
 class GiveUp(msgspec.Struct, array_like=True, frozen=True, tag="leave"):
-    """A leader has given up.
+    """A leader has given up."""
 
-    Attributes:
-        generation: as in its ``Join``.
-        nonce: nonce of its attempt.
-        error: the reason.
-        lost: the rank whose death is the reason, else -1.
-        run: as in its ``Join``.
-    """
-
-    generation: int
-    nonce: bytes
-    error: str
-    lost: int = -1
-    run: str = ""
+    generation: int  # as in its `Join`
+    nonce: bytes  # nonce of its attempt
+    error: str  # the reason
+    lost: int = -1  # the rank whose death is the reason, else -1
+    run: str = ""  # as in its `Join`
 
 
 class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
-    """The ranks of a host did not find each other: no leader of that host will come.
+    """The ranks of a host did not find each other: no leader of that host will come."""
 
-    Attributes:
-        generation: as in ``Join``.
-        size: number of ranks in the job.
-        absent: number of ranks of that host.
-        error: the reason.
-        is_loss: whether one of them has died.
-        run: as in ``Join``.
-    """
-
-    generation: int
-    size: int
-    absent: int
-    error: str
-    is_loss: bool
-    run: str = ""
+    generation: int  # as in `Join`
+    size: int  # number of ranks in the job
+    absent: int  # number of ranks of that host
+    error: str  # the reason
+    is_loss: bool  # whether one of them has died
+    run: str = ""  # as in `Join`
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
-    """Asks how a rank ended.
+    """Asks how a rank ended."""
 
-    Attributes:
-        rank: rank in the job.
-        generation: generation in which it has this rank; 0 in a job that is not elastic.
-    """
-
-    rank: int
-    generation: int = 0
+    rank: int  # rank in the job
+    generation: int = 0  # generation in which it has this rank; 0 in a job that is not elastic
 
 
 class Fate(msgspec.Struct, array_like=True, frozen=True, tag="fate"):
-    """How a rank ended.
+    """How a rank ended."""
 
-    Attributes:
-        rank: rank in the job.
-        how: such as "was killed by SIGKILL"; empty as long as it is not known to have ended.
-        generation: as in ``Ask``.
-    """
-
-    rank: int
-    how: str
-    generation: int = 0
+    rank: int  # rank in the job
+    how: str  # such as "was killed by SIGKILL"; empty as long as it is not known to have ended
+    generation: int = 0  # as in `Ask`
 
 
 class Table(msgspec.Struct, array_like=True, frozen=True, tag="table"):
-    """Reads or changes the shared table; ``get`` is answered as soon as the key has a value.
+    """Reads or changes the shared table; ``get`` is answered as soon as the key has a value."""
 
-    Attributes:
-        verb: the operation.
-        key: key of the entry; begins with the generation.
-        value: for ``set``.
-        amount: for ``add``.
-    """
-
-    verb: Literal["set", "get", "add", "check", "delete"]
-    key: Annotated[str, msgspec.Meta(max_length=4096)]
-    value: bytes = b""
-    amount: int = 0
+    verb: Literal["set", "get", "add", "check"]
+    key: Annotated[str, msgspec.Meta(max_length=4096)]  # key of the entry; begins with the generation
+    value: bytes = b""  # for `set`
+    amount: int = 0  # for `add`
 
 
 class Value(msgspec.Struct, array_like=True, frozen=True, tag="value"):
@@ -182,31 +130,19 @@ class StillMissing(msgspec.Struct, array_like=True, frozen=True, tag="waiting"):
 
 
 class AllHere(msgspec.Struct, array_like=True, frozen=True, tag="members"):
-    """All hosts are here.
+    """All hosts are here."""
 
-    Attributes:
-        nonce: nonce of the attempt that this answers.
-        entries: the hosts, ordered by their lowest rank.
-        control: endpoints of rank 0's leader.
-    """
-
-    nonce: bytes
-    entries: list[HostEntry]
-    control: list[str]
+    nonce: bytes  # nonce of the attempt that this answers
+    entries: list[HostEntry]  # the hosts, ordered by their lowest rank
+    control: list[str]  # endpoints of rank 0's leader
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
-    """There is no job.
+    """There is no job."""
 
-    Attributes:
-        error: the reason.
-        lost: the rank whose death is the reason, else -1.
-        is_loss: whether the reason is the death of an unknown rank.
-    """
-
-    error: str
-    lost: int = -1
-    is_loss: bool = False
+    error: str  # the reason
+    lost: int = -1  # the rank whose death is the reason, else -1
+    is_loss: bool = False  # whether the reason is the death of an unknown rank
 
     def enforce(self) -> None:
         """Raise the error.
@@ -221,15 +157,10 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
 
 
 class Connected(msgspec.Struct, array_like=True, frozen=True, tag="joined"):
-    """A leader is connected to rank 0's leader.
+    """A leader is connected to rank 0's leader."""
 
-    Attributes:
-        index: index of its host.
-        where: endpoint of rank 0's host that it has reached.
-    """
-
-    index: int
-    where: str
+    index: int  # index of its host
+    where: str  # endpoint of rank 0's host that it has reached
 
 
 class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
@@ -238,6 +169,8 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
 
 Question = Join | GiveUp | Failed | Ask | Table | MemberNews | WatchNews
 Answer = StillMissing | AllHere | Refusal | Fate | Value | MemberStatus | MemberPlace | Refused | WatchOrders
+Answers = list[tuple[bytes, Answer]]
+"""Answers, each with its receiver."""
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -250,12 +183,7 @@ _T = TypeVar("_T")
 
 
 def pack(message: msgspec.Struct, number: int = 0) -> bytes:
-    """Return the bytes of a message.
-
-    Args:
-        message: a struct of this module.
-        number: number of the question; its answer has the same number.
-    """
+    """Return the bytes of a message; an answer has the number of its question."""
     return msgspec.msgpack.encode(_Envelope(__version__, number, msgspec.msgpack.encode(message)))
 
 
@@ -276,12 +204,7 @@ def number_of(data: bytes) -> int:
 
 
 def unpack(data: bytes, kind: type[_T]) -> _T | None:
-    """Return a message; None when it is not of this kind and version.
-
-    Args:
-        data: bytes that ``pack`` made.
-        kind: a struct, or a union of structs.
-    """
+    """Return a message; None when it is not of this kind, a struct or a union of structs, and version."""
     try:
         envelope = msgspec.msgpack.decode(data, type=_Envelope)
         return msgspec.msgpack.decode(envelope.body, type=kind) if envelope.version == __version__ else None

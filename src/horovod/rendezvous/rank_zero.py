@@ -15,10 +15,9 @@ import msgspec
 from horovod.phrases import list_ranks
 from horovod.rendezvous import messages
 from horovod.rendezvous.endings import Endings
-from horovod.rendezvous.limits import OUT_OF_FILES, too_many_files
 from horovod.rendezvous.listener import Listener
 from horovod.rendezvous.messages import Greeting, HostMeeting, MeetingResult, Verdict, peer_of, sign
-from horovod.rendezvous.waiting import Reminder
+from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
 __all__ = ["RankZero"]
@@ -46,15 +45,7 @@ class _Guest:
 
 
 class RankZero:
-    """One meeting.
-
-    Args:
-        world: this process's place in the job: rank 0.
-        hello: its greeting.
-        arena_fd: descriptor of its arena.
-        control_fd: descriptor of the control page.
-        endings: knows which ranks have ended.
-    """
+    """One meeting. ``endings`` knows which ranks have ended."""
 
     def __init__(self, world: World, hello: Greeting, arena_fd: int, control_fd: int, endings: Endings) -> None:
         self._world = world
@@ -74,12 +65,8 @@ class RankZero:
         self._selector = selectors.DefaultSelector()
         self._door = Listener(world, self._selector, self._hear, self._fail)
 
-    def gather(self, deadline: float, timeout_s: float) -> HostMeeting:
+    def gather(self, patience: Patience) -> HostMeeting:
         """Wait for all ranks, and give every rank all descriptors.
-
-        Args:
-            deadline: end of the wait, on the monotonic clock.
-            timeout_s: limit of the wait as a duration, for errors.
 
         Raises:
             InitError: a rank did not come in time, or does not match the others.
@@ -87,21 +74,20 @@ class RankZero:
 
         Blocks until all ranks are here, or until the deadline.
         """
-        self._deadline = deadline
-        look, reminder = 0.0, Reminder(timeout_s)
+        self._deadline, look = patience.deadline, 0.0
         while self._is_waiting() and self._door.is_open and (now := time.monotonic()) < self._deadline:
             self._door.rotate()
-            self._world.meeting.check()
+            patience.check()
             if now >= look:
                 look = now + _LOOK_S
                 self._look()
-            reminder.look(lambda: f"{list_ranks(self._missing())} to call init()")
+                patience.remind(f"{list_ranks(self._missing())} to call init()")
             for key, _ in self._selector.select(max(0.0, min(messages.CHECK_S, self._deadline - now))):
                 key.data(key.fileobj)
         self._door.close()
         if self._is_waiting():
             self._fail(
-                f"{list_ranks(self._missing())} did not call init() within {timeout_s:g} s, "
+                f"{list_ranks(self._missing())} did not call init() within {patience.total_s:g} s, "
                 "the others did (HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
             )
         return self._answer()
@@ -151,7 +137,7 @@ class RankZero:
             self._welcome(connection, nonce, body, fds[0])
             return True
         if role == b"rank" and is_cut and not fds:
-            self._fail(too_many_files(self._world.size))
+            self._fail(messages.too_many_files(self._world.size))
         if role == b"probe":
             with contextlib.suppress(OSError):
                 connection.send(sign(self._world.key, b"welcome", nonce))
@@ -176,9 +162,9 @@ class RankZero:
         except ProcessLookupError:
             self._fail(f"rank {rank} (pid {pid}) died inside init()", rank)
         except OSError as refusal:
-            if refusal.errno not in OUT_OF_FILES:
+            if refusal.errno not in messages.OUT_OF_FILES:
                 raise
-            self._fail(too_many_files(self._world.size))
+            self._fail(messages.too_many_files(self._world.size))
         if pid_fd < 0:
             os.close(arena_fd)
             connection.close()

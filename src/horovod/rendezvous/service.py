@@ -27,7 +27,7 @@ from horovod.rendezvous.member_messages import MemberNews, Refused, WatchNews
 from horovod.rendezvous.protocol import (
     MAX_BYTES,
     AllHere,
-    Answer,
+    Answers,
     Ask,
     Failed,
     GiveUp,
@@ -51,7 +51,6 @@ _MOST_AT_ONCE = 100_000
 _TICK_MS = 100
 #: Number of messages to take from a socket before any other work.
 _IN_A_ROW = 1000
-_Answers = list[tuple[bytes, Answer]]
 _NOT_ELASTIC = "this job was not started elastically: unset HOROVOD_ELASTIC for its ranks"
 
 
@@ -64,9 +63,6 @@ class Service:
         ports: ports to try, all free ones are used; any port when empty.
         hosts: name of the host of each rank, by rank; empty when that is not known.
         policy: how the members of the job may change; None where the launcher defines them.
-
-    Attributes:
-        endpoints: endpoints at which it listens, several addresses of one place.
 
     Raises:
         OSError: the service cannot listen at any of the addresses.
@@ -86,7 +82,7 @@ class Service:
         # Per key, the last question of each client that waits for its value.
         self._parked: dict[str, dict[bytes, int]] = collections.defaultdict(dict)
         self._lock = threading.Lock()
-        self._news: list[Callable[[], _Answers]] = []
+        self._news: list[Callable[[], Answers]] = []
         self._generations = None if policy is None else Generations(policy)
         self._watches = Watches(self._generations) if self._generations and policy and policy.is_open else None
         self._decisions: list[Decision] = []
@@ -98,33 +94,26 @@ class Service:
         try:
             self._socket = curve.server_socket(self._context, purpose_key(secret, SERVICE), max_bytes=MAX_BYTES)
             self._socket.sndhwm = self._socket.rcvhwm = _MOST_AT_ONCE
+            # endpoints at which it listens, several addresses of one place
             self.endpoints = listen(self._socket, addresses, ports)
             self._wake, self._woken = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
             self._woken.bind("inproc://horovod-service")
             self._wake.connect("inproc://horovod-service")
         except BaseException:
-            curve.terminate(self._context)
+            self._context.destroy()
             os.close(self._decided)
             raise
         self._thread.start()
 
     def ended(self, rank: int, who: str, how: str) -> None:
-        """Report the end of a rank to all hosts that wait for it, now or later.
-
-        Args:
-            rank: rank in the job.
-            who: its name in messages, such as "rank 3 (pid 7) on host c".
-            how: how it ended, such as "was killed by SIGKILL".
-        """
+        """Report the end of a rank, in words, to all hosts that wait for it, now or later."""
         with self._lock:
             self._news.append(lambda: self._meetings.ended(rank, who, how))
             self._ring()
 
     def put(self, event: Event) -> None:
-        """Report an event to the membership of a job with a policy: hosts, ends of processes, a wish to leave.
-
-        Args:
-            event: ``Discovered``, ``Ended``, ``Leaving`` or ``Tick``; the service makes ticks, too.
+        """Report an event to the membership of a job with a policy: hosts, ends of processes, a wish to leave; ticks
+        are made here, too.
 
         Raises:
             ValueError: the job has no policy.
@@ -140,7 +129,7 @@ class Service:
             self._news.append(lambda: self._watch(order))
             self._ring()
 
-    def _watch(self, order: Fence | Silent | None) -> _Answers:
+    def _watch(self, order: Fence | Silent | None) -> Answers:
         assert self._watches is not None
         if order is None:
             self._watches.is_over = True
@@ -169,6 +158,11 @@ class Service:
         """The largest progress of any process when it was last ready."""
         return self._policed().progress
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a living process has called ``init()``."""
+        return self._policed().is_awaited
+
     def _policed(self) -> Generations:
         if self._generations is None:
             raise ValueError("the launcher defines the members of this job: give Service a policy")
@@ -188,7 +182,7 @@ class Service:
             self._is_closed = True
         self._thread.join()
         curve.part(self._socket, self._answered, pack(StillMissing("")))
-        curve.terminate(self._context)
+        self._context.destroy()
         os.close(self._decided)
 
     def _ring(self) -> None:
@@ -274,10 +268,8 @@ class Service:
             found = table.get(key, b"0")
             amount = (int(found) if found.lstrip(b"-").isdigit() else 0) + question.amount
             self._put(key, str(amount).encode())
-        elif question.verb == "check":
-            amount = int(key in table)
         else:
-            amount = int(table.pop(key, None) is not None)
+            amount = int(key in table)
         self._send([(sender, Value(amount=amount))], number)
 
     def _forget(self, oldest: int) -> None:
@@ -292,7 +284,7 @@ class Service:
         for sender, number in self._parked.pop(key, {}).items():
             self._send([(sender, Value(value))], number)
 
-    def _send(self, answers: _Answers, number: int = 0) -> None:
+    def _send(self, answers: Answers, number: int = 0) -> None:
         self._publish()  # before a rank that acts on an answer can end
         for receiver, answer in answers:
             # A client that does not read its answers loses them, and does not delay others.
@@ -303,15 +295,8 @@ class Service:
 
 
 def listen(socket: zmq.Socket[bytes], addresses: Sequence[str], ports: Sequence[int] = ()) -> list[str]:
-    """Bind a socket to each of several addresses.
-
-    Args:
-        socket: an unbound socket.
-        addresses: addresses of this host, or endpoints without a port.
-        ports: ports to try, all free ones are used; any port when empty.
-
-    Returns:
-        The endpoints at which it listens.
+    """Bind a socket to several addresses, or endpoints without a port, and return the endpoints. All free ports of
+    ``ports`` are used, or any one when empty.
 
     Raises:
         OSError: it can listen at none of them.

@@ -24,13 +24,7 @@ _GONE, _NEVER = (1.0, 1), (1.6, 4)
 
 
 class Siblings:
-    """See the module.
-
-    Args:
-        world: this process's place in the job.
-        proc: where the process table is mounted.
-        clock: returns the time in seconds.
-    """
+    """See the module. ``proc`` is where the process table is mounted."""
 
     def __init__(
         self,

@@ -40,25 +40,15 @@ _found: dict[str, Offer] = {}
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The key that rank 0 gives to the other ranks.
+    """The key that rank 0 gives to the other ranks."""
 
-    Attributes:
-        run: name of the run for which it is valid.
-        key: the secret.
-        places: addresses of rank 0's host.
-    """
-
-    run: str
-    key: bytes
-    places: list[str]
+    run: str  # name of the run for which it is valid
+    key: bytes  # the secret
+    places: list[str]  # addresses of rank 0's host
 
 
 def vouch(world: World, timeout_s: float) -> World:
     """Return the world with a key that all ranks share, and with rank 0's addresses if the launcher names no host.
-
-    Args:
-        world: this process's place in the job, without a key.
-        timeout_s: seconds to wait for rank 0.
 
     Raises:
         InitError: rank 0 has offered no key that this process could read.
@@ -162,13 +152,7 @@ def _decoded(data: bytes, run: str) -> Offer | None:
 
 
 def offer_by_munge(munge: Munge, offer: Offer, others: int, timeout_s: float) -> None:
-    """Serve a key to all other ranks, in a thread that ends when all have it.
-
-    Args:
-        munge: MUNGE on this host.
-        offer: the key.
-        others: number of other ranks.
-        timeout_s: seconds after which the thread ends in any case.
+    """Serve a key to all other ranks, in a thread that ends when all have it, or after ``timeout_s``.
 
     Raises:
         InitError: all ports are taken.
@@ -205,14 +189,7 @@ def _serve(listener: socket.socket, munge: Munge, offer: Offer, others: int, tim
 
 
 def take_by_munge(munge: Munge, run: str, places: Sequence[str], rank: int) -> Offer | None:
-    """Return rank 0's offer; None as long as there is none.
-
-    Args:
-        munge: MUNGE on this host.
-        run: name of the run.
-        places: names of hosts, one of which is rank 0's; usually the first.
-        rank: rank of this process.
-    """
+    """Return rank 0's offer; None as long as there is none. Rank 0 is on one of ``places``, usually the first."""
     for place in places:
         for port in _ports(run, munge.uid):
             try:

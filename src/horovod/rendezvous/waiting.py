@@ -11,7 +11,7 @@ from horovod.logs import logger
 if TYPE_CHECKING:
     import zmq  # ranks of one host do not load it
 
-__all__ = ["Patience", "Reminder"]
+__all__ = ["Patience"]
 
 REMIND_S = 30.0
 """Interval at which a waiting process logs which ranks or hosts it waits for."""
@@ -19,49 +19,16 @@ _LOOK_S = 0.1
 _READABLE = 1  # zmq.POLLIN
 
 
-class Reminder:
-    """Logs every ``REMIND_S`` seconds which ranks or hosts this process waits for.
-
-    Args:
-        timeout_s: seconds after which it will give up, for the message.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._began_s = time.monotonic()
-        self._next_s = self._began_s + REMIND_S
-
-    def look(self, missing: Callable[[], str]) -> None:
-        """Log a line if it is due.
-
-        Args:
-            missing: returns the missing ranks or hosts, and their missing step, such as "rank 0 to call init()".
-        """
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + REMIND_S
-            logger.warning(
-                f"init() has waited {now - self._began_s:.0f} s for {missing()}; it gives up after "
-                f"{self._timeout_s:g} s (HOROVOD_START_TIMEOUT)"
-            )
-
-
 class Patience:
-    """A deadline, and a check that may end a wait before it.
+    """A deadline, a check that may end a wait before it, and a log line for a wait that takes long.
 
-    Args:
-        timeout_s: seconds to wait.
-        check: called ten times a second; raises an error when waiting has become useless.
-
-    Attributes:
-        total_s: seconds to wait, for messages.
-        deadline: end of the wait, on the monotonic clock.
-        check: as the argument.
+    ``check`` is called several times a second, and raises an error when waiting has become useless.
     """
 
     def __init__(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         self.total_s, self.deadline, self.check = timeout_s, time.monotonic() + timeout_s, check
-        self._reminder = Reminder(timeout_s)
+        self._began_s = time.monotonic()
+        self._next_s = self._began_s + REMIND_S
 
     @property
     def left_s(self) -> float:
@@ -69,11 +36,7 @@ class Patience:
         return self.deadline - time.monotonic()
 
     def poll(self, socket: zmq.Socket[bytes], events: int = _READABLE) -> bool:
-        """Wait for a moment, or until a socket is ready.
-
-        Returns:
-            Whether the socket is ready, or time is left.
-        """
+        """Wait for a moment, or until a socket is ready; return whether it is, or time is left."""
         left_s = self.left_s
         limit_ms = int(max(0.0, min(_LOOK_S, left_s)) * 1000)
         is_ready = bool(socket.poll(limit_ms, events))
@@ -81,9 +44,11 @@ class Patience:
         return is_ready or left_s > 0
 
     def remind(self, missing: str) -> None:
-        """Log every 30 s which ranks or hosts this process waits for.
-
-        Args:
-            missing: the missing ranks or hosts, and their missing step.
-        """
-        self._reminder.look(lambda: missing)
+        """Log every ``REMIND_S`` seconds what this process waits for, such as "rank 0 to call init()"."""
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + REMIND_S
+            logger.warning(
+                f"init() has waited {now - self._began_s:.0f} s for {missing}; it gives up after "
+                f"{self.total_s:g} s (HOROVOD_START_TIMEOUT)"
+            )

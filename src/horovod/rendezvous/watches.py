@@ -7,11 +7,10 @@ import math
 from horovod.core.membership_events import Ended, Fence, Silent, Slot
 from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.member_messages import WatchNews, WatchOrders
-from horovod.rendezvous.protocol import Answer
+from horovod.rendezvous.protocol import Answers
 
 __all__ = ["Watches"]
 
-_Answers = list[tuple[bytes, Answer]]
 #: A watch sends a message once a second and does nothing else, so after this silence its host is lost.
 _SILENCE_S = 6.0
 #: A longer pause between two ticks means that the service itself did not run.
@@ -22,27 +21,19 @@ _NO_WORD = "was killed by a signal, or has crashed"
 
 
 class Watches:
-    """The watches of one job, without a thread or a clock.
-
-    Attributes:
-        is_over: whether the watches may end.
-    """
+    """The watches of one job, without a thread or a clock."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
         self._silent_s: dict[str, float] = {}  # by host
         self._orders: dict[Slot, Fence | Silent] = {}
         self._now_s = math.inf
-        self.is_over = False
+        self.is_over = False  # whether the watches may end
 
-    def hear(self, sender: bytes, news: WatchNews) -> _Answers:
-        """Handle a message of a watch.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def hear(self, sender: bytes, news: WatchNews) -> Answers:
+        """Handle a message of a watch."""
         self._silent_s[news.host] = 0.0
-        answers: _Answers = []
+        answers: Answers = []
         for number in news.ended:
             answers += self._end(Slot(news.host, number), _NO_WORD)
         own = {slot: pid for slot, (pid, _) in self._generations.processes.items() if slot.host == news.host}
@@ -57,17 +48,10 @@ class Watches:
         if not isinstance(self._orders.get(order.slot), Fence):
             self._orders[order.slot] = order
 
-    def tick(self, now_s: float) -> _Answers:
-        """Find lost hosts, as time has passed.
-
-        Args:
-            now_s: time of a monotonic clock, in seconds.
-
-        Returns:
-            Answers, each with its receiver.
-        """
+    def tick(self, now_s: float) -> Answers:
+        """Find lost hosts, as time has passed."""
         passed_s, self._now_s = min(max(0.0, now_s - self._now_s), _LONGEST_TICK_S), now_s
-        answers: _Answers = []
+        answers: Answers = []
         for slot in self._generations.processes:
             self._silent_s.setdefault(slot.host, -_START_S)
         for host in self._silent_s:
@@ -78,7 +62,7 @@ class Watches:
                     answers += self._end(slot, why)
         return answers
 
-    def _end(self, slot: Slot, how: str) -> _Answers:
+    def _end(self, slot: Slot, how: str) -> Answers:
         pid, last_words = self._generations.processes.get(slot, (0, None))
         if not pid:
             return []  # reported before
