@@ -23,8 +23,7 @@ from horovod.engine.signals import obey_sigterm
 from horovod.engine.stats import Stats
 from horovod.errors import HorovodInternalError, InitError, NotInitializedError, PeerLostError
 from horovod.links import renewal
-from horovod.observe.ending import Ending
-from horovod.observe.hooks import ErrorHooks
+from horovod.observe.ending import Ending, ErrorHooks
 from horovod.observe.observer import JobObserver
 from horovod.rendezvous import process_tree
 from horovod.rendezvous.endings import note_begin
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from horovod.rendezvous.membership_client import MembershipClient
 
 __all__ = [
-    "config", "count_join", "engine", "init", "init_count", "is_elastic", "is_initialized", "join_count",
-    "leave_job", "membership", "note_exception", "observer", "renew", "shutdown", "wants_change", "world",
+    "config", "count_join", "end_training", "engine", "init", "init_count", "is_elastic", "is_initialized",
+    "join_count", "leave_job", "membership", "note_exception", "observer", "renew", "shutdown", "wants_change", "world",
 ]  # fmt: skip
 
 #: Seconds for which a rank that failed because of another waits for its end, so that the launcher sees the cause.
@@ -91,7 +90,7 @@ def init(world: World | None = None) -> None:
         try:
             _begin(world)
         except BaseException:
-            _leave(is_call=True)  # stop all parts that had begun when an interrupt came
+            _leave()  # stop all parts that had begun when an interrupt came
             raise
         finally:
             _context.is_beginning = False
@@ -123,7 +122,7 @@ def _begin(world: World | None) -> None:
         world = hosts.prepare(world, settings.start_timeout_s)
     if world.size > 1 and (parent := process_tree.rank_above(world.job)):
         raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
-    logs.configure(settings, world.rank, configuration.unknown_variables())
+    logs.configure(settings, world.rank, configuration.doubtful_variables())
     watching = JobObserver(settings, world.job)
     number = _context.meetings[world.job] + 1
     made = Engine(renewal.assemble(world, settings, number, watching), settings, watching)
@@ -138,7 +137,7 @@ def _attend(world: World, settings: Config, is_part: bool) -> None:
     if is_part:
         raise InitError("init(comm=...) is not for elastic jobs, whose members change; use process sets")
     client, world = renewal.connect(world, settings, _lose)
-    logs.configure(settings, world.rank, configuration.unknown_variables())
+    logs.configure(settings, world.rank, configuration.doubtful_variables())
     _context.client, _context.base, _context.world, _context.config = client, world, world, settings
     _context.is_child = False
     _context.has_failed_to_begin = False
@@ -168,12 +167,12 @@ def _lose(rank: int, how: str) -> None:
         current.abort(PeerLostError(what, rank=rank) if rank >= 0 else HorovodInternalError(what))
 
 
-def shutdown() -> None:
+def shutdown(how: str = "") -> None:
     """Leave the job; ``init()`` may follow. Does nothing when not initialized.
 
-    Ranks that still wait for this one get a PeerLostError.
+    Ranks that still wait for this one get a PeerLostError with the reason ``how``; by default the line of this call.
     """
-    _leave(is_call=True)
+    _leave(how)
     _close_client()
 
 
@@ -183,7 +182,7 @@ def _close_client(how: str = "") -> None:
         client.close(how)
 
 
-def _leave(is_call: bool) -> None:
+def _leave(how: str = "") -> None:
     # Takes no lock, so that a signal handler may call it; after an interrupt at any point it may be called again.
     engine = _context.engine
     if engine is None:
@@ -191,7 +190,7 @@ def _leave(is_call: bool) -> None:
     if _context.is_child:
         _context.engine = None
         return
-    engine.stop(_context.ending.reason(engine.link.generation.describe(engine.rank), engine.ring, is_call))
+    engine.stop(_context.ending.reason(engine.link.generation.describe(engine.rank), engine.ring, how))
     if _context.engine is engine:
         _context.engine = None
 
@@ -279,7 +278,7 @@ def renew(progress: int = 0, digest: str = "") -> None:
         if client is None or base is None or settings is None or _context.is_child:
             raise _not_initialized()
         _context.past = _context.engine.stats() if _context.engine is not None else _context.past
-        _leave(is_call=True)
+        _leave()
         watching = JobObserver(settings, base.job)
         world, made, place = renewal.renew(client, base, settings, watching, progress, digest)
         _context.membership = MembershipView(place.generation, tuple(place.behind), tuple(place.previous))
@@ -304,6 +303,16 @@ def wants_change() -> bool:
     """
     client = _context.client
     return client is not None and not _context.is_child and client.wants_change
+
+
+def end_training(progress: int) -> None:
+    """Tell the job service that all members have ended their training, after so many steps; never blocks.
+
+    Until this process calls ``renew`` again, a process that is lost is not replaced.
+    """
+    client = _context.client
+    if client is not None and not _context.is_child:
+        client.done(progress)
 
 
 def leave_job() -> None:
@@ -354,7 +363,7 @@ def _at_exit() -> None:
         current.peers.wait_for_end(current.culprit, _CULPRIT_FIRST_S)
     _context.ending.note_last()
     has_failed = _context.has_failed_to_begin or (current is not None and current.failure is not None)
-    _leave(is_call=False)
+    _leave("it ended its script")
     _close_client(_context.ending.exception)
     if has_failed and "mpi4py.MPI" in sys.modules:
         from horovod.rendezvous import mpi

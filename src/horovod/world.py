@@ -29,8 +29,8 @@ from horovod.launchers import (
 from horovod.phrases import printable
 
 __all__ = [
-    "EXITS_VARIABLE", "LOGIN_NODE", "ON_HOST", "Meeting", "World", "detect", "exits_path", "export", "launcher_process",
-    "own_slot", "part_of", "process_status",
+    "EXITS_VARIABLE", "LOGIN_NODE", "ON_HOST", "Meeting", "World", "detect", "exits_path", "export", "is_stopped",
+    "launcher_process", "own_slot", "part_of", "process_status",
 ]  # fmt: skip
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
@@ -48,60 +48,37 @@ _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}|ipc:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How ranks of several hosts find each other.
+    """How ranks of several hosts find each other."""
 
-    Attributes:
-        kind: "addresses": a service listens at one of ``places``; "hosts": rank 0's host, one of ``places``, has the
-            service; "mpi": MPI carries the messages; empty: unknown.
-        places: endpoints such as ``tcp://10.0.0.1:5000``, or names of hosts.
-        run: same text on all hosts, another text for any other run; may be empty where each run has its own key.
-        has_key: whether ``World.key`` is the same on all hosts.
-        is_place_known: whether the launcher gives the ranks that share a host.
-        members: the member ranks among MPI's ranks, in the order of their ranks here; all when empty.
-        generation: generation of an elastic job; 0 in others.
-        check: called while ranks meet; raises an error when that has become useless.
-    """
-
+    # "addresses": a service listens at one of `places`; "hosts": rank 0's host, one of `places`, has the service;
+    # "mpi": MPI carries the messages; empty: unknown
     kind: str = ""
-    places: tuple[str, ...] = ()
-    run: str = ""
-    has_key: bool = False
-    is_place_known: bool = True
+    places: tuple[str, ...] = ()  # endpoints such as `tcp://10.0.0.1:5000`, or names of hosts
+    run: str = ""  # same text on all hosts, another text for any other run; may be empty where each run has its own key
+    has_key: bool = False  # whether `World.key` is the same on all hosts
+    is_place_known: bool = True  # whether the launcher gives the ranks that share a host
+    # the member ranks among MPI's ranks, in the order of their ranks here; all when empty
     members: tuple[int, ...] = ()
-    generation: int = 0
-    check: Callable[[], None] = lambda: None
+    generation: int = 0  # generation of an elastic job; 0 in others
+    check: Callable[[], None] = lambda: None  # called while ranks meet; raises an error when that has become useless
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place in the job.
+    """This process's place in the job."""
 
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-        local_rank: number of this process on its host.
-        local_size: number of processes on this host.
-        cross_rank: number of this host among those that have this ``local_rank``.
-        cross_size: number of hosts that have this ``local_rank``.
-        hostname: name of this host.
-        launcher: the launcher of the job, a name of ``LAUNCHERS``, or "none".
-        job: the same text on all ranks of the job on this host, another text for any other job; may be empty
-            for one rank.
-        key: the job's secret; may be empty for one rank.
-        meeting: how it finds the ranks of other hosts.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    rank: int  # number of this process, from 0
+    size: int  # number of processes
+    local_rank: int  # number of this process on its host
+    local_size: int  # number of processes on this host
+    cross_rank: int  # number of this host among those that have this `local_rank`
+    cross_size: int  # number of hosts that have this `local_rank`
     hostname: str
-    launcher: str
+    launcher: str  # the launcher of the job, a name of `LAUNCHERS`, or "none"
+    # the same text on all ranks of the job on this host, another text for any other job; may be empty for one rank
     job: str
-    key: bytes
-    meeting: Meeting = field(default=Meeting(), compare=False)
+    key: bytes  # the job's secret; may be empty for one rank
+    meeting: Meeting = field(default=Meeting(), compare=False)  # how it finds the ranks of other hosts
 
     @property
     def is_spread(self) -> bool:
@@ -174,11 +151,8 @@ def _provisional(launcher: Launcher, environ: Mapping[str, str], hostname: str) 
 
 
 def part_of(world: World, ranks: Sequence[int]) -> World:
-    """Return the place of a process in a job of some of the ranks, numbered in the order of the list.
-
-    Args:
-        world: its place among all ranks.
-        ranks: the member ranks, numbers of ``world``; all of them in their order are the job itself.
+    """Return the place of a process in a job of some of the ranks, numbered in the order of the list; all of them in
+    their order are the job itself.
 
     Raises:
         ValueError: this process is not one of them, or some do not exist.
@@ -225,10 +199,8 @@ def own_slot() -> str:
 
 
 def export(world: World) -> None:
-    """Write the numbers of this process to its environment, where scripts, libraries and children read them.
-
-    Args:
-        world: the place of this process in an elastic job, which changes.
+    """Write the numbers of this process, which change in an elastic job, to its environment, where scripts, libraries
+    and children read them.
     """
     if world.launcher == "horovodrun":  # the variables of other launchers say which process this is
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
@@ -371,12 +343,7 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
 def launcher_process(variable: str, proc: Path, pid: int) -> tuple[int, str]:
     """Return process id and start time of the nearest ancestor that the launcher did not give a rank.
 
-    A wrapper such as ``bash -c`` inherits the variable, so it is passed over.
-
-    Args:
-        variable: variable that holds the rank.
-        proc: where the process table is mounted.
-        pid: process whose ancestors are searched.
+    A wrapper such as ``bash -c`` inherits the variable that holds the rank, so it is passed over.
 
     Raises:
         OSError: there is no such ancestor.
@@ -396,3 +363,11 @@ def process_status(proc: Path, pid: int) -> list[str]:
     """Return the words of ``/proc/<pid>/stat`` from the state on; the name before it may hold blanks and brackets."""
     # The name may be any bytes.
     return (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process, which lives."""
+    try:
+        return process_status(Path("/proc"), pid)[0] == "T"
+    except (OSError, IndexError):
+        return False

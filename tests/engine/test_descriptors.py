@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -38,3 +40,32 @@ def test_closed_descriptors_blame_nobody(is_reused: bool) -> None:
     # The other one hears who failed, and why.
     assert isinstance(other, PeerLostError) and other.rank == VICTIM
     assert f"rank {VICTIM}" in str(other) and "file descriptor" in str(other)
+
+
+def _cannot_sleep() -> None:
+    import horovod.numpy as hvd
+    from horovod import context
+
+    if hvd.rank() == VICTIM:
+        doorbell: Any = context.engine()._loop._doorbell
+        sleep, has_failed = doorbell.sleep, threading.Event()
+
+        def refuse(*args: Any, **options: Any) -> None:
+            if threading.current_thread().name != "horovod-engine":
+                return sleep(*args, **options)
+            has_failed.set()
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+        doorbell.sleep = refuse
+        doorbell.ring()  # it may sleep for half a minute
+        assert has_failed.wait(120)
+    hvd.allreduce(np.ones(3), name="never")
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_sleep_ends_the_job() -> None:
+    """Its thread would be gone otherwise: then the other ranks wait for work that it leaves undone."""
+    own, other = (outcome.error for outcome in reversed(Ranks(2, _cannot_sleep).outcomes()))
+    assert isinstance(own, HorovodInternalError) and not isinstance(own, PeerLostError)
+    assert "engine failed" in str(own) and "Bad file descriptor" in str(own)
+    assert isinstance(other, PeerLostError) and other.rank == VICTIM

@@ -37,6 +37,10 @@ def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _die_of_a_signal_without_a_name() -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
 def _segfault() -> None:
     ctypes.string_at(0)
 
@@ -60,15 +64,16 @@ def _disk_full() -> None:
 #: The way to end, its exit code (negative: a signal), and what the others must be told where the kernel tells them.
 WAYS: dict[str, tuple[Callable[[], None], int, str]] = {
     "kill": (_kill, -signal.SIGKILL, "was killed by SIGKILL"),
+    "nameless": (_die_of_a_signal_without_a_name, -signal.SIGRTMIN - 6, f"was killed by signal {signal.SIGRTMIN + 6}"),
     "segfault": (_segfault, -signal.SIGSEGV, "was killed by SIGSEGV"),
     "os_exit": (_os_exit, 3, "exited with code 3"),
-    "sys_exit": (_sys_exit, 1, "ended its script"),
-    "exception": (_raise, 1, "ended its script"),
-    "disk_full": (_disk_full, 1, "ended its script"),
+    "sys_exit": (_sys_exit, 1, "has left the job"),
+    "exception": (_raise, 1, "has left the job"),
+    "disk_full": (_disk_full, 1, "has left the job"),
 }
 
 
-SUDDEN = ("kill", "segfault", "os_exit")
+SUDDEN = ("kill", "nameless", "segfault", "os_exit")
 
 
 def _survivors(outcomes: list[Outcome], expected: type[HorovodInternalError]) -> list[Outcome]:
@@ -150,7 +155,10 @@ def test_a_rank_ends_while_others_write_to_its_result(way: str) -> None:
 def test_a_rank_dies_in_the_middle_of_a_collective(way: str, size: int) -> None:
     ranks = Ranks(size, _mid_collective, (way,))
     pid = ranks.pid(VICTIM)
-    _check(ranks.outcomes(), way, pid)
+    outcomes = ranks.outcomes()
+    _check(outcomes, way, pid)
+    for survivor in _survivors(outcomes, PeerLostError):
+        assert "waited in allreduce 'large' (" in str(survivor.error)
 
 
 def _seldom(where: str) -> None:

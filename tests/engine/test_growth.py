@@ -54,7 +54,8 @@ def _compare(before: Footprint, others: int = 0) -> None:
         after = Footprint.now()
     assert after.files <= before.files + others
     assert after.threads <= before.threads
-    assert after.maps <= before.maps + 4, "mappings grow"
+    # The allocator cuts a mapping into several now and then; every test makes at least 100 rounds.
+    assert after.maps <= before.maps + 8, "mappings grow"
     assert after.anonymous_kb <= before.anonymous_kb + SLACK_KB, "memory grows"
 
 
@@ -104,7 +105,7 @@ def _resets(count: int) -> int:
 
 @pytest.mark.slow
 def test_resets(count: int = 100) -> None:
-    with ElasticJob(_resets, Policy(3, is_elastic=True), {"a": 2, "b": 1}, args=(count,)) as job:
+    with ElasticJob(_resets, Policy(3), {"a": 2, "b": 1}, args=(count,)) as job:
         before = set(Path("/dev/shm").iterdir())
         assert list(job.values().values()) == [20 + count] * 3
     assert not {path for path in set(Path("/dev/shm").iterdir()) - before if "horovod" in path.name}

@@ -56,7 +56,7 @@ hvd.allreduce(np.ones(3), name="after")
     [
         ("hvd.broadcast(np.ones(3), root_rank=7)", "ended with RequestError: broadcast received invalid root rank 7"),
         ("raise KeyboardInterrupt", "ended with KeyboardInterrupt"),
-        ("raise SystemExit(3)", "has left the job: it called hvd.shutdown() or ended its script"),
+        ("raise SystemExit(3)", "has left the job: it ended its script"),
     ],
 )
 def test_others_are_told_the_line_of_the_script(tmp_path: Path, how: str, said: str) -> None:

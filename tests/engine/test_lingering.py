@@ -51,21 +51,6 @@ def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, h
     _is_finished_behind(handle)
 
 
-@pytest.mark.parametrize("late", [0, 1])
-@on_ranks(2)
-def test_what_lingering_did_not_finish_is_finished_in_the_background(late: int) -> None:
-    engine = context.engine()
-    if hvd.rank() == late:
-        # The other one has lingered in vain by now.
-        hvd.allreduce(np.ones(1), name="go")
-        assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2, 2, 2]
-        return
-    values = np.ones(3)
-    handle = engine.submit(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], patient=True)
-    assert not engine.linger(handle, 0.01)
-    _is_finished_behind(handle)
-
-
 def test_the_engines_thread_is_woken_for_what_runs_longer_than_its_limit() -> None:
     """It may sleep for half a minute, and would see only then that another rank is lost."""
     rings: list[int] = []

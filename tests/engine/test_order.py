@@ -99,7 +99,7 @@ def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
     assert hasty.value is True
     assert isinstance(waiting.error, PeerLostError), waiting.text
     assert "rank 1 (pid" in str(waiting.error)
-    assert "called hvd.shutdown() or ended its script" in str(waiting.error)
+    assert "has left the job: it " in str(waiting.error)
 
 
 def _leaves_in_the_middle() -> bool:

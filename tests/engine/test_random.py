@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from harness import run_ranks
 from plans import Step, expected, make_plan, splits, values
 
@@ -16,9 +18,9 @@ BLOCK = 40
 
 
 class Library:
-    """The collectives of numpy, or of torch for the same arrays."""
+    """The collectives of numpy, or of torch for the same arrays in the memory of a device."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: str = "cpu") -> None:
         import torch
 
         import horovod.numpy
@@ -26,12 +28,16 @@ class Library:
         from horovod.torch.adapter import TorchAdapter
 
         self.hvd: Any = horovod.numpy if name == "numpy" else Collectives(TorchAdapter())
-        self.wrap: Any = np.asarray if name == "numpy" else torch.from_numpy
+        self.wrap: Any = np.asarray if name == "numpy" else lambda array: torch.from_numpy(array).to(device)
 
     def arena(self, array: Any) -> Any:
         home = self.hvd.zeros(array.shape, dtype=str(array.dtype))
         home[...] = self.wrap(array)
         return home
+
+
+def _host_array(tensor: Any) -> Any:
+    return tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy()
 
 
 def _begin(library: Library, step: Step, member: int, process_set: Any, ops: Any) -> tuple[Any, list[Any]]:
@@ -60,22 +66,26 @@ def _check(step: Step, member: int, result: Any, tensors: list[Any]) -> None:
         assert received.tolist() == [splits(step, other)[member] for other in range(len(step.group))]
     results = list(result) if step.kind == "grouped" else [result]
     tolerance = TOLERANCE.get(step.dtype, 0.0) if step.op == "Average" else 0.0
-    for got, want in zip(map(np.asarray, results), expected(step, member), strict=True):
+    for got, want in zip(map(_host_array, results), expected(step, member), strict=True):
         assert (got.dtype, got.shape) == (step.dtype, want.shape), step
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=str(step))
     if step.kind.endswith("_"):
         assert results[0] is tensors[0]
     else:
         for tensor, array in enumerate(tensors):
-            np.testing.assert_array_equal(array, values(step, member, tensor), err_msg=f"input of {step}")
+            np.testing.assert_array_equal(_host_array(array), values(step, member, tensor), err_msg=f"input of {step}")
 
 
-def _work(seed: int, length: int) -> int:
+def _work(seed: int, length: int, device: str) -> int:
     import horovod.numpy as hvd
 
+    # NCCL refuses two ranks of a host on one GPU, and believes this.
+    os.environ["NCCL_HOSTID"], os.environ["NCCL_SOCKET_IFNAME"] = f"rank-{os.environ['HOROVOD_RANK']}", "lo"
+    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     rng = random.Random(seed * 1000 + rank)
-    libraries = [Library("numpy"), Library("torch")]
+    # The same step is on a GPU on all ranks, or on none.
+    libraries = [Library("numpy"), Library("torch")] if device == "cpu" else [Library("torch", device)]
     everybody = tuple(range(size))
     parts = [(0,), (1,)] if size == 2 else [everybody[1:], everybody[::2], everybody[-1:]]
     sets = {everybody: hvd.global_process_set, **{part: hvd.add_process_set(part) for part in parts}}
@@ -106,7 +116,16 @@ def _work(seed: int, length: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_random_collectives(size: int) -> None:
-    counts = run_ranks(size, _work, size, 3_000 // size)
+@pytest.mark.parametrize("hosts", [(2,), (3,), (5,), (2, 2), (3, 1), (1, 1, 2)], ids=str)
+def test_random_collectives(hosts: tuple[int, ...]) -> None:
+    size = sum(hosts)
+    counts = run_ranks(size, _work, size, 3_000 // size, "cpu", init=False, hosts=hosts if len(hosts) > 1 else ())
     assert min(counts) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("hosts", [(2,), (3,), (3, 1)], ids=str)
+@pytest.mark.parametrize("env", [{}, {"HOROVOD_GPU_OPERATIONS": "NCCL"}], ids=["host memory", "nccl"])
+def test_random_collectives_of_a_gpu(hosts: tuple[int, ...], env: dict[str, str]) -> None:
+    run_ranks(sum(hosts), _work, 7, 400, "cuda", init=False, hosts=hosts if len(hosts) > 1 else (), env=env)

@@ -79,7 +79,7 @@ def kill(job: ElasticJob, generation: int, rng: random.Random, count: int) -> No
 )
 def test_sums_are_right_at_every_size_whoever_is_killed(hosts: dict[str, int], spares: int) -> None:
     rng = random.Random(7)
-    policy = Policy(4 - spares, is_elastic=True, cool_down_s=(0, 0), spares=spares)
+    policy = Policy(4 - spares, cool_down_s=(0, 0), spares=spares)
     with ElasticJob(steps, policy, hosts, args=(7,)) as job:
         for generation in range(1, 7):
             kill(job, generation, rng, rng.choice([1, 1, 2]))
@@ -89,7 +89,7 @@ def test_sums_are_right_at_every_size_whoever_is_killed(hosts: dict[str, int], s
 
 
 def test_rank_0_may_be_lost_each_time_until_one_is_left() -> None:
-    with ElasticJob(steps, Policy(3, is_elastic=True), {"a": 3}, args=(3,)) as job:
+    with ElasticJob(steps, Policy(3), {"a": 3}, args=(3,)) as job:
         for generation in (1, 2):
             job.await_begin(generation)
             job.kill(job.slots(generation)[0])
@@ -120,14 +120,14 @@ def test_processes_whose_local_ranks_have_changed_may_begin_again() -> None:
         assert hvd.allgather_object(os.environ["HOROVOD_SLOT"]) == ["1", "2"]
         return [*seen, (hvd.rank(), hvd.local_rank(), hvd.size())]
 
-    with ElasticJob(begin_again, Policy(3, is_elastic=True, minimum=2), {"a": 3}) as job:
+    with ElasticJob(begin_again, Policy(3, minimum=2), {"a": 3}) as job:
         assert job.values() == {
             Slot("a", 1): [(0, 0, 2), (-1, 1, -1), (0, 0, 2)], Slot("a", 2): [(1, 1, 2), (-1, 2, -1), (1, 1, 2)],
         }  # fmt: skip
 
 
 def test_a_member_that_leaves_ends_well_and_the_others_go_on() -> None:
-    with ElasticJob(steps, Policy(3, is_elastic=True), {"a": 3}, args=(2,)) as job:
+    with ElasticJob(steps, Policy(3), {"a": 3}, args=(2,)) as job:
         job.await_begin(1)
         job.put(Leaving(Slot("a", 1)))
         values = job.values()
@@ -145,7 +145,7 @@ def test_a_process_that_is_stopped_while_all_meet_is_fenced() -> None:
         context.renew()
         return hvd.size()
 
-    with ElasticJob(stops_once, Policy(3, is_elastic=True, timeout_s=1.0, start_timeout_s=600.0), {"a": 3}) as job:
+    with ElasticJob(stops_once, Policy(3, timeout_s=1.0, start_timeout_s=600.0), {"a": 3}) as job:
         assert job.values() == {Slot("a", 0): 2, Slot("a", 2): 2}
 
 
@@ -170,7 +170,7 @@ def test_a_job_that_is_not_elastic_has_one_membership() -> None:
 
 
 def test_a_process_loads_the_engine_between_hosts_before_the_others_wait_for_it() -> None:
-    """The second process that connects knows that there are two hosts; so does any that joins later."""
+    """All processes know that there are two hosts, or that a script may name more."""
 
     def load() -> bool:
         hvd.init()
@@ -179,7 +179,9 @@ def test_a_process_loads_the_engine_between_hosts_before_the_others_wait_for_it(
         hvd.barrier()
         return is_loaded
 
-    with ElasticJob(load, Policy(2, is_elastic=True), {"a": 1, "b": 1}) as job:
-        assert any(job.values().values())
-    with ElasticJob(load, Policy(2, is_elastic=True), {"a": 2}) as job:
+    with ElasticJob(load, Policy(2), {"a": 1, "b": 1}) as job:
+        assert all(job.values().values())
+    with ElasticJob(load, Policy(2), {"a": 2}) as job:
         assert not any(job.values().values())
+    with ElasticJob(load, Policy(2, is_discovering=True), {"a": 2}) as job:
+        assert all(job.values().values())

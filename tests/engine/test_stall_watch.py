@@ -33,16 +33,12 @@ class Answers:
     def __init__(self) -> None:
         self.asked = 0
         self.complete = True
-        self.silent: list[int] = []
 
     def ask(self, ranks: Iterable[int], wanted: int = 0) -> None:
         self.asked += 1
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
         return self.complete
-
-    def has_answered(self, rank: int) -> bool:
-        return rank not in self.silent
 
     def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         return {}
@@ -133,30 +129,33 @@ def test_what_waits_for_the_same_ranks_is_one_report(scene: Scene) -> None:
     assert scene.after(61) == []
 
 
-def test_ranks_that_have_joined_wait_for_who_answers_with_patience(scene: Scene) -> None:
+def test_ranks_that_have_joined_report_who_submits_nothing(scene: Scene) -> None:
     for rank in (0, 2):
         scene.job.submit(rank, request("join", Kind.JOIN, site="train.py:9"))
     scene.after(0)
-    assert scene.after(1199) == []
-    [text] = scene.after(61)
-    assert "ranks 0, 2 wait in join 'join' (train.py:9) for rank 1, and nothing was submitted for 1260.0 s" in text
+    assert scene.after(59) == []
+    [text] = scene.after(2)
+    assert "for 61.0 s" in text
+    assert "join 'join' (train.py:9): submitted by ranks 0, 2, missing: rank 1" in text
     assert "rank 1 is out for lunch" in text
+    assert scene.dumps == [1]
     assert scene.after(1000) == []
 
 
-def test_ranks_that_have_joined_report_who_does_not_answer(scene: Scene) -> None:
-    scene.answers.silent = [1]
+def test_the_limit_ends_the_wait_of_who_has_joined(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(monkeypatch, caplog, stall_shutdown_s=100.0)
     for rank in (0, 2):
         scene.job.submit(rank, request("join", Kind.JOIN))
     scene.after(0)
-    assert scene.after(59) == []
-    [text] = scene.after(2)
-    assert "for rank 1, and nothing was submitted for 61.0 s" in text
-    assert scene.dumps == [1]
+    scene.after(61)
+    with pytest.raises(StallError, match="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=100") as caught:
+        scene.after(40)
+    assert "join 'join' (): submitted by ranks 0, 2, missing: rank 1" in str(caught.value)
 
 
 def test_whatever_is_submitted_starts_the_patience_of_join_anew(scene: Scene) -> None:
-    scene.answers.silent = [1]
     scene.job.submit(0, request("join", Kind.JOIN))
     scene.after(0)
     for _ in range(3):
@@ -164,20 +163,6 @@ def test_whatever_is_submitted_starts_the_patience_of_join_anew(scene: Scene) ->
         for rank in (1, 2):
             scene.job.submit(rank, request("a"))
         scene.job.settle()
-
-
-def test_the_limit_ends_the_wait_of_who_has_joined_for_who_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    scene = Scene(monkeypatch, caplog, stall_shutdown_s=100.0)
-    for rank in (0, 2):
-        scene.job.submit(rank, request("join", Kind.JOIN))
-    scene.after(0)
-    assert scene.after(101) == [], "rank 1 answers"
-    scene.answers.silent = [1]
-    with pytest.raises(StallError, match="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=100") as caught:
-        scene.after(100)
-    assert "wait in join" in str(caught.value)
 
 
 def test_the_limit_ends_the_job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

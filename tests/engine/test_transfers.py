@@ -65,9 +65,9 @@ def _submit(engine: Engine, transfer: _Transfer) -> Handle:
 
 
 def test_results_that_others_still_write_do_not_go_back_yet(engine: Engine) -> None:
-    transfer = _Transfer()
-    handle = _submit(engine, transfer)
-    assert not engine.linger(handle, 0.05)
+    transfer, values = _Transfer(), np.ones(2)
+    handle = engine.run(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], [values], transfer, limit_s=0.05)
+    assert not handle.done
     assert transfer.events == ["before"]
     engine.transport.others_are_through = True  # type: ignore[attr-defined]
     engine.wait(handle)

@@ -13,7 +13,7 @@ from harness import Ranks, run_ranks
 import horovod.numpy as hvd
 from horovod.bindings.gradients.names import ADASUM, PREFIX
 from horovod.core import labels
-from horovod.core.departures import LEFT, waited_in_vain
+from horovod.core.labels import LEFT, waited_in_vain
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
 from horovod.engine.times import new_ring
@@ -98,7 +98,7 @@ def test_an_exception_that_a_finally_sees_is_why_the_rank_leaves() -> None:
         try:
             _raise()
         finally:
-            reason = ending.reason("rank 1", new_ring(), is_call=True)
+            reason = ending.reason("rank 1", new_ring())
     except KeyError:
         pass
     assert reason.startswith(f"rank 1 ended with KeyError: 'batch' at {__file__}:")
@@ -108,7 +108,7 @@ def test_an_exception_that_was_printed_is_why_the_rank_leaves(monkeypatch: pytes
     monkeypatch.setattr(sys, "last_value", ValueError("bad"), raising=False)
     ending = Ending()
     ending.note_last()
-    assert ending.reason("rank 1", new_ring(), is_call=False) == "rank 1 ended with ValueError: bad"
+    assert ending.reason("rank 1", new_ring(), "it ended its script") == "rank 1 ended with ValueError: bad"
 
 
 def _uneven() -> str:
@@ -141,7 +141,7 @@ def test_a_rank_with_more_data_is_told_everything() -> None:
     lines = Path(__file__).read_text().splitlines()
     call = next(number for number, line in enumerate(lines, 1) if line == "    hvd.shutdown()")
     operation = next(number for number, line in enumerate(lines, 1) if 'name="gradient")' in line)
-    assert f"{LEFT} at {__file__}:{call}" in text
+    assert f"{LEFT}: it called hvd.shutdown() at {__file__}:{call}" in text
     assert f"its last operation was allreduce 'gradient' ({__file__}:{operation})" in text
     assert f"while rank 1 waited in allreduce 'gradient' ({__file__}:{operation})" in text
     assert "hvd.join()" in text

@@ -19,8 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from horovod.config import Config
 from horovod.engine.stats import Stats, Usage
 from horovod.errors import InitError
-from horovod.observe.metrics import MetricsExport, file_of
-from horovod.observe.openmetrics import CONTENT_TYPE, render
+from horovod.observe.metrics import CONTENT_TYPE, MetricsExport, file_of, render
 
 STATS = Stats(
     elapsed_s=12.5, operations=9, bytes=1 << 60, in_flight=2, fused=4, fusions=2, waits=7, wait_s=1.25, resets=3,

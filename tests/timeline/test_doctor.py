@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.launch.cli import main
 from horovod.timeline.doctor import diagnose, examine
 from horovod.timeline.dumps import SCRIPT_ENDED, VERSION, Dump, Operation, PendingOperation, Wait, write
 
 SECOND = 1_000_000_000
+LARGE = (TensorSpec("float32", (9,)),)
 
 
-def op(name: str, sequence: int = 0, ended: bool = True, **more: object) -> Operation:
+def call(name: str, **more: Any) -> Request:
+    wire_name, site = f"allreduce.{name}" if name else "", f"{name or 'unnamed'}.py:1"
+    values = {"tensors": (TensorSpec("float32", (3,)),), "site": site, **more}
+    return Request(wire_name, Kind.ALLREDUCE, **values)
+
+
+def op(
+    name: str, sequence: int = 0, ended: bool = True, members: tuple[int, ...] = (0, 1, 2), **more: Any
+) -> Operation:
     """An allreduce of three ranks; with a sequence it was begun, and then ended unless told otherwise."""
-    values: dict[str, object] = {
-        "kind": "allreduce",
-        "name": f"allreduce.{name}" if name else "",
-        "process_set": 0,
-        "members": [0, 1, 2],
-        "bytes": 12,
-        "dtype": "float32",
-        "shapes": [[3]],
-        "site": f"{name or 'unnamed'}.py:1",
-        "sequence": sequence,
-        "submitted_ns": (sequence or 90) * SECOND,
-        "started_ns": sequence * SECOND,
-        "ended_ns": sequence * SECOND if ended else 0,
-    }
-    return Operation(**{**values, **more})  # type: ignore[arg-type]
+    at_ns, ended_ns = (sequence or 90) * SECOND, sequence * SECOND if ended else 0
+    return Operation(call(name, **more), members, at_ns, 0, sequence, sequence * SECOND, ended_ns)
 
 
 def dump(rank: int, *operations: Operation, wait: str = "", **more: object) -> Dump:
@@ -46,8 +44,7 @@ def dump(rank: int, *operations: Operation, wait: str = "", **more: object) -> D
         "clock_ns": 100 * SECOND,
         "position": max((o.sequence for o in operations), default=0),
         "failure": "",
-        "process_sets": {0: [0, 1, 2]},
-        "wait": Wait("allreduce", f"allreduce.{wait}", 0, f"{wait}.py:1", False) if wait else None,
+        "wait": Wait(call(wait), False) if wait else None,
         "stack": ['File "train.py", line 7, in compute', "  x = slow()"],
         "threads": {},
         "pending": [],
@@ -93,7 +90,7 @@ def test_two_orders() -> None:
 
 
 def test_unnamed_operations_in_two_orders() -> None:
-    small, large = op("", ended=False, site="small.py:1"), op("", ended=False, site="large.py:1", shapes=[[9]])
+    small, large = op("", ended=False, site="small.py:1"), op("", ended=False, site="large.py:1", tensors=LARGE)
     text = report(dump(0, small, large), dump(1, large), dump(2, small))
     assert "the orders differ" in text
     assert "rank 0: allreduce (unnamed) (small.py:1) of [[3]]" in text
@@ -103,7 +100,7 @@ def test_unnamed_operations_in_two_orders() -> None:
 
 def test_a_rank_without_a_dump() -> None:
     waiting = op("b", ended=False)
-    pending = [PendingOperation("allreduce", "allreduce.b", 0, "b.py:1", [0, 1], [2])]
+    pending = [PendingOperation(call("b"), [0, 1], [2])]
     text = report(dump(0, waiting, pending=pending), dump(1, waiting))
     assert "There is no dump of rank 2: it was killed or stopped, ended by itself, or could not run Python" in text
     assert "submitted by ranks 0, 1, not by rank 2." in text
@@ -148,7 +145,7 @@ def test_ranks_whose_scripts_ended() -> None:
 
 
 def test_another_process_set() -> None:
-    inner = op("inner", ended=False, process_set=3, members=[1, 2])
+    inner = op("inner", ended=False, process_set=3, members=(1, 2))
     text = report(dump(0), dump(1, inner), dump(2))
     assert (
         "allreduce 'inner' (inner.py:1) of process set 3 (ranks [1, 2]) waited for 10.0 s: submitted by rank 1" in text

@@ -7,14 +7,17 @@ import stat
 from pathlib import Path
 
 import pytest
+from harness import run_ranks
 
+import horovod.numpy as hvd
+from horovod.errors import InitError
 from horovod.timeline.dumps import VERSION, Dump, read_folder, write
 
 
 def dump(rank: int = 0, job: str = "job") -> Dump:
     return Dump(
         version=VERSION, job=job, rank=rank, size=2, host="h", pid=1, reason="test", time_s=1.0, clock_ns=1, position=0,
-        failure="", process_sets={0: [0, 1]}, wait=None, stack=[], threads={}, pending=[], operations=[],
+        failure="", wait=None, stack=[], threads={}, pending=[], operations=[],
     )  # fmt: skip
 
 
@@ -28,46 +31,26 @@ def test_a_folder_of_ones_own_is_made_and_used(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    folder = tmp_path / "dumps"
-    folder.mkdir()
-    (folder / "rank-0.json").symlink_to(victim)
-    path = write(dump(), folder)
-    assert victim.read_text() == "precious"
-    assert not path.is_symlink()
+def test_a_folder_where_others_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(PermissionError, match="name a folder of your own"):
+        write(dump(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_where_others_can_write_a_folder_of_ones_own_is_made_inside(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    path = write(dump(), shared)
-    assert path == shared / f"user-{os.geteuid()}" / "rank-0.json"
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    (shared / "rank-1.json").write_bytes(path.read_bytes().replace(b'"rank": 0', b'"rank": 1'))
-    dumps, _ = read_folder(shared)
-    assert [d.rank for d in dumps] == [0], "what anybody may have put beside it is not read"
+def test_init_refuses_a_folder_where_others_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    run_ranks(1, _init, init=False, env={"HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path)})
 
 
-@pytest.mark.parametrize("kind", ["link", "open", "file"])
-def test_what_lies_there_in_the_place_of_that_folder_is_refused(tmp_path: Path, kind: str) -> None:
-    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    elsewhere.mkdir(mode=0o700)
-    planted = shared / f"user-{os.geteuid()}"
-    if kind == "link":
-        planted.symlink_to(elsewhere)
-    elif kind == "open":
-        planted.mkdir()
-        planted.chmod(0o777)
-    else:
-        planted.write_text("")
-    with pytest.raises(OSError):
-        write(dump(), shared)
-    assert list(elsewhere.iterdir()) == []
+def _init() -> None:
+    with pytest.raises(InitError, match=r"HOROVOD_FLIGHT_RECORDER_DIR=.*: other users can write there"):
+        hvd.init()
+
+
+def test_text_that_utf_8_cannot_hold_is_kept(tmp_path: Path) -> None:
+    write(dump(job="caf\udce9"), tmp_path)
+    assert read_folder(tmp_path)[0][0].job == "caf\udce9"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -79,6 +62,21 @@ def test_a_link_that_another_user_has_made_is_refused(tmp_path: Path) -> None:
     os.lchown(link, 1234, 1234)
     with pytest.raises(PermissionError, match="another user"):
         write(dump(), link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_folder_and_a_link_of_another_user_are_refused(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "dumps"
+    victim.write_text("precious")
+    folder.mkdir()
+    (folder / "rank-0.json").symlink_to(victim)
+    os.lchown(folder / "rank-0.json", 1234, 1234)
+    with pytest.raises(PermissionError, match="another user"):
+        write(dump(), folder)
+    assert victim.read_text() == "precious"
+    os.chown(folder, 1234, 1234)
+    with pytest.raises(PermissionError, match="name a folder of your own"):
+        write(dump(1), folder)
 
 
 def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:

@@ -20,31 +20,19 @@ class Query:
 
 
 class TimelineSession(NamedTuple):
-    """A recording.
+    """A recording."""
 
-    Attributes:
-        number: number of the recording, from 1.
-        mark_cycles: whether executions are marked.
-        since_ns: when it began.
-        begin: the last entry of the log that does not belong to it.
-        end: 0 while it is under way, then one more than the last entry of the log that belongs to it.
-    """
-
-    number: int
-    mark_cycles: bool
-    since_ns: int
-    begin: int
-    end: int
+    number: int  # number of the recording, from 1
+    mark_cycles: bool  # whether executions are marked
+    since_ns: int  # when it began
+    begin: int  # the last entry of the log that does not belong to it
+    end: int  # 0 while it is under way, then one more than the last entry of the log that belongs to it
 
 
 class Board(Protocol):
-    """Questions and answers of ranks beside the log, so also while the coordinator is stuck.
+    """Questions and answers of ranks beside the log, so also while the coordinator is stuck."""
 
-    Attributes:
-        rank: this rank.
-    """
-
-    rank: int
+    rank: int  # this rank
 
     def ask(self, rank: int, wanted: int) -> int:
         """Ask ``rank`` for something and return the number of the question."""

@@ -17,31 +17,19 @@ __all__ = ["Call", "call", "named_only", "naming", "refuse_unnamed"]
 
 
 class Call(msgspec.Struct, frozen=True, cache_hash=True):
-    """An operation as the binding asks for it, without tensors.
-
-    Attributes:
-        kind: which collective.
-        name: the key of the match, which begins with the kind; empty for the order of submission.
-        op: the reduction, for reductions only.
-        prescale: factor applied before a reduction.
-        postscale: factor applied after it.
-        root: global rank of a broadcast's root.
-        splits: rows for each member of an alltoall.
-        process_set: id of the process set.
-        ranks: members of a process set to add.
-        device: where the caller's tensors live.
-    """
+    """An operation as the binding asks for it, without tensors."""
 
     kind: Kind
-    name: str = ""
-    op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
-    splits: tuple[int, ...] = ()
+    name: str = ""  # the key of the match, which begins with the kind; empty for the order of submission
+    op: ReduceOp = ReduceOp.SUM  # the reduction, for reductions only
+    prescale: float = 1.0  # factor applied before a reduction
+    postscale: float = 1.0  # factor applied after it
+    root: int = 0  # global rank of a broadcast's root
+    splits: tuple[int, ...] = ()  # rows for each member of an alltoall
     process_set: int = 0
-    ranks: tuple[int, ...] = ()
-    device: str = "cpu"
+    ranks: tuple[int, ...] = ()  # members of a process set to add
+    parts: str = ""  # what the tensors are, such as the paths of a pytree's leaves
+    device: str = "cpu"  # where the caller's tensors live
 
     def on(self, device: str) -> Call:
         """Return the same call for tensors of another device."""
@@ -59,6 +47,7 @@ def call(
     root: int = 0,
     splits: tuple[int, ...] = (),
     ranks: tuple[int, ...] = (),
+    parts: str = "",
 ) -> Call:
     """Return the one ``Call`` with these values; ``name`` as the user gave it, without the kind.
 
@@ -70,7 +59,7 @@ def call(
             f"name must be a string, the same on all ranks; received {name!r} of type {type(name).__name__}"
         )
     wire_name = printable(f"{kind.name.lower()}.{name}") if name else ""
-    return Call(kind, wire_name, op, prescale, postscale, root, splits, process_set, ranks)
+    return Call(kind, wire_name, op, prescale, postscale, root, splits, process_set, ranks, parts)
 
 
 class _Naming(threading.local):
@@ -83,11 +72,7 @@ naming = _Naming()
 
 @contextlib.contextmanager
 def named_only(advice: str) -> Iterator[None]:
-    """Refuse unnamed operations of this thread inside the context.
-
-    Args:
-        advice: for the error: the reason and the remedy.
-    """
+    """Refuse unnamed operations of this thread inside the context, with the reason and the remedy."""
     before, naming.advice = naming.advice, advice
     try:
         yield

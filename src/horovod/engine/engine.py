@@ -179,10 +179,7 @@ class Engine:
         )  # fmt: skip
 
     def wait(self, handle: Handle) -> Sequence[Buffer]:
-        """Block until a handle is done; it may be waited for again if that was interrupted.
-
-        Returns:
-            The output buffers.
+        """Block until a handle is done, and return the output buffers; may be repeated if that was interrupted.
 
         Raises:
             HorovodInternalError: the operation or the job has failed, see ``horovod.errors``.
@@ -196,12 +193,6 @@ class Engine:
         if handle.error is not None:
             raise handle.error
         return handle.outputs
-
-    def linger(self, handle: Handle, limit_s: float) -> bool:
-        """Wait for a limited time, after a patient submission; return whether it is done."""
-        if not handle.done:
-            self._loop.wait(handle, limit_s)
-        return handle.done
 
     def pause(self, act: Callable[[], None]) -> None:
         """Call ``act`` while no operation is being executed, so that it may change data of operations in flight."""

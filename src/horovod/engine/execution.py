@@ -12,9 +12,9 @@ from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import NO_NOTE
 from horovod.engine.handles import Handle
 from horovod.engine.liveness import encode_reason
-from horovod.engine.ports import Link, Observer, Progress
+from horovod.engine.ports import Link, Observer
 from horovod.engine.request_cache import RequestCache
-from horovod.engine.state import LEFT, Complete, EngineState, Execute, Fail
+from horovod.engine.state import LEFT, Complete, EngineState, Execute
 from horovod.engine.times import ENDED, SEQUENCE, STARTED, TOGETHER, now
 
 __all__ = ["Execution"]
@@ -23,12 +23,8 @@ __all__ = ["Execution"]
 _MOST_DELAYED = 64
 
 
-class Execution(Progress):
-    """See the module.
-
-    Attributes:
-        state: the operations in flight, and the place in the log.
-    """
+class Execution:
+    """See the module."""
 
     def __init__(self, link: Link, requests: RequestCache, observer: Observer) -> None:
         self._link = link
@@ -36,6 +32,8 @@ class Execution(Progress):
         self._requests = requests
         self._observer = observer
         self._watch = link.watch
+        if link.watch is not None:
+            link.watch.executing = self._executing
         # Engine and coordinator share one table of process sets: at home the coordinator changes it, elsewhere the log.
         self.state = EngineState(link.rank, link.generation.sets, link.coordinator is None, self.describe)
         # A waiting thread uses these again and again, so avoid the longer attribute paths.
@@ -52,12 +50,18 @@ class Execution(Progress):
         return failure.rank if isinstance(failure, errors.PeerLostError) else self.state.culprit
 
     def describe(self, handle: Handle) -> str:
+        """Return a submission in words."""
         request = handle.cached.request
         return describe_waiting(request, self._requests.count(request)[0])
+
+    def _executing(self) -> str:
+        handles = self.state.executing or [handle for _, _, handles in self._unsettled for handle in handles]
+        return self.describe(handles[0]) if handles else ""
 
     # -- the log -------------------------------------------------------------------------------------------------
 
     def has_news(self) -> bool:
+        """Whether there is something to do."""
         if self._inbox or self._log_has_news():
             return True
         if not self._unsettled:
@@ -72,9 +76,6 @@ class Execution(Progress):
     def step(self, awaited: bool) -> None:
         """Take over submissions and execute the new log entries; after a failure, fail all operations in flight.
 
-        Args:
-            awaited: whether a thread of this rank waits for a result.
-
         Raises:
             HorovodInternalError: an entry could not be executed; this rank is out of step for good.
         """
@@ -88,11 +89,7 @@ class Execution(Progress):
         self.advance()
 
     def _accept(self, patient: bool) -> None:
-        """Send new submissions to the coordinator.
-
-        Args:
-            patient: whether a thread waits for a result, so that other ranks need not be woken at once.
-        """
+        """Send new submissions to the coordinator. ``patient``: other ranks need not be woken at once."""
         state = self.state
         while state.inbox:
             handle = state.accept()
@@ -114,6 +111,11 @@ class Execution(Progress):
             self._channel.submit(cached.id, note, patient)
 
     def advance(self) -> None:
+        """Execute the new log entries.
+
+        Raises:
+            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
+        """
         state, take = self.state, self._channel.next
         if state.unsettled:
             self._complete(state.settle(self._transport.settled))
@@ -123,19 +125,19 @@ class Execution(Progress):
             if isinstance(instruction, Execute):
                 self._execute(instruction)
             elif isinstance(instruction, Complete):
-                self._mark(instruction.handle)
-                instruction.handle.times[ENDED] = now()
-                instruction.handle.finish()
-            elif isinstance(instruction, Fail):
-                self._mark(instruction.handle)
-                self._fail(instruction.handle, instruction.error)
+                self._end(instruction.handle, instruction.error)
             entry = take()
         if self._to_wake:
             self._wake()
 
-    def _mark(self, handle: Handle) -> None:
+    def _end(self, handle: Handle, error: Exception | None) -> None:
         record = handle.times
         record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), self.state.sequence, 1
+        if error is not None:
+            self._fail(handle, error)
+            return
+        record[ENDED] = now()
+        handle.finish()
 
     def _execute(self, execute: Execute) -> None:
         state, batch, notes = self.state, execute.batch, execute.notes
@@ -202,19 +204,17 @@ class Execution(Progress):
     # -- the other ranks -----------------------------------------------------------------------------------------
 
     def tick(self, waited_s: float) -> None:
-        """Check the other ranks; raise when waiting is pointless.
-
-        Args:
-            waited_s: for how long this rank has waited, in seconds.
-        """
+        """Check the other ranks; raise when waiting is pointless."""
         if self._watch is not None and self.state.failure is None:
             self._watch.tick(self, self._channel, waited_s)
         self._transport.rest()
 
     def in_flight(self) -> list[Handle]:
+        """Return every submission that is not done."""
         return self.state.in_flight()
 
     def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
         return self.state.is_idle()
 
     def is_quiet(self) -> bool:
@@ -225,6 +225,7 @@ class Execution(Progress):
         return coordinator is None or not coordinator.is_waiting
 
     def late(self) -> int:
+        """Return a rank that has not done its part of an operation while this rank has; -1 if there is none."""
         for fence, members, _ in self.state.unsettled:
             for rank in members:
                 if not self._transport.settled((rank,), fence):

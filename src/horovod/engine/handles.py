@@ -10,7 +10,7 @@ import msgspec
 
 from horovod.core.requests import ITEMSIZE, Request
 from horovod.engine.times import ENDED, ERROR, Times, now
-from horovod.transports.base import Inline, Work
+from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Allocator", "CachedRequest", "Handle", "Transfer"]
@@ -39,58 +39,37 @@ class Transfer(Protocol):
 
 
 class CachedRequest:
-    """A request that this rank has submitted before.
-
-    Attributes:
-        id: its number in submissions; -1 until it is declared.
-        request: the request.
-        nbytes: bytes of all tensors.
-        inline: state for the transport to send the data along with the request; None if it does not do so.
-        name: its process set and its name; None if it has no name.
-        in_flight: submissions that are not done.
-        uses: all submissions.
-        pin: the object that the cache key refers to by id; kept alive here.
-    """
+    """A request that this rank has submitted before."""
 
     __slots__ = ("id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
 
     def __init__(self, request: Request, pin: object) -> None:
-        self.id = -1
+        self.id = -1  # its number in submissions; -1 until it is declared
         self.request = request
+        # its process set and its name; None if it has no name
         self.name = (request.process_set, request.name) if request.name else None
-        self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
-        self.inline: Inline | None = None
-        self.in_flight = 0
-        self.uses = 0
-        self.pin = pin
+        self.nbytes = sum(tensor.nbytes for tensor in request.tensors)  # bytes of all tensors
+        # state for the transport to send the data along with the request; None if it does not do so
+        self.inline: Any = None
+        self.in_flight = 0  # submissions that are not done
+        self.uses = 0  # all submissions
+        self.pin = pin  # the object that the cache key refers to by id; kept alive here
 
 
 class Handle(Work, kw_only=True, eq=False):
-    """One submission.
+    """One submission."""
 
-    Attributes:
-        allocator: the framework's adapter.
-        cached: the submitted request.
-        times: see ``horovod.engine.times``.
-        transfer: for tensors of a device, else None.
-        accepted: whether the engine has taken it over from the thread that submitted it.
-        done: whether it has ended, with success or failure.
-        error: why it failed, or None.
-        result: the answer of an operation that answers with a number.
-        received_splits: rows that came from each member of an alltoall.
-        waiters: locks that are released when the handle is done, one for each thread that sleeps.
-    """
-
-    allocator: Allocator
-    cached: CachedRequest
-    times: Times
-    transfer: Transfer | None = None
-    accepted: bool = False
-    done: bool = False
-    error: BaseException | None = None
-    result: int = 0
-    received_splits: tuple[int, ...] = ()
-    # Any, because a lock's type has no name. One lock per thread: threads that come at once cannot agree on one.
+    allocator: Allocator  # the framework's adapter
+    cached: CachedRequest  # the submitted request
+    times: Times  # see `horovod.engine.times`
+    transfer: Transfer | None = None  # for tensors of a device, else None
+    accepted: bool = False  # whether the engine has taken it over from the thread that submitted it
+    done: bool = False  # whether it has ended, with success or failure
+    error: BaseException | None = None  # why it failed, or None
+    result: int = 0  # the answer of an operation that answers with a number
+    received_splits: tuple[int, ...] = ()  # rows that came from each member of an alltoall
+    # Locks that are released when the handle is done; Any, because their type has no name. One for each thread that
+    # sleeps: threads that come at once cannot agree on one.
     waiters: list[Any] = msgspec.field(default_factory=list)
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
@@ -120,12 +99,7 @@ class Handle(Work, kw_only=True, eq=False):
         return None
 
     def finish(self, error: BaseException | None = None, wake: bool = True) -> None:
-        """Mark the handle as ended, and wake the threads that sleep on it.
-
-        Args:
-            error: why it failed, or None.
-            wake: False if the caller is going to call ``wake`` soon.
-        """
+        """Mark the handle as ended, and wake the threads that sleep on it, unless the caller will do that soon."""
         if self.done:
             return
         self.error = error

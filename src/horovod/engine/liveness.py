@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from horovod import errors
-from horovod.core.departures import waited_in_vain
 from horovod.core.generation import Generation
+from horovod.core.labels import waited_in_vain
 from horovod.engine.board import Board
-from horovod.engine.ports import Channel, Monitor, Observer, Peers, Progress
+from horovod.engine.ports import Channel, Observer, Peers, Watch
+
+if TYPE_CHECKING:
+    from horovod.engine.execution import Execution
 
 __all__ = ["Liveness", "encode_reason"]
 
@@ -15,24 +21,16 @@ _LEAVE_S = 1.0
 _STALLS = (errors.StallError, errors.DeadlockError)
 
 
-class Liveness(Monitor):
-    """See the module; a ``Monitor`` for the engine, and a ``Watch`` for transports.
-
-    Args:
-        rank: this rank.
-        generation: the members of the job.
-        peers: the processes of the other ranks.
-        board: where they publish why they fail or leave.
-        observer: detects stalls.
-
-    Attributes:
-        aborted: the error with which every wait ends; None while waits may go on.
-    """
+class Liveness(Watch):
+    """See the module; also a ``Watch`` for transports."""
 
     def __init__(self, rank: int, generation: Generation, peers: Peers, board: Board, observer: Observer) -> None:
         self._rank = rank
         self._generation = generation
+        # the error with which every wait ends; None while waits may go on
         self.aborted: errors.HorovodInternalError | None = None
+        # describes the operation that this rank executes; the engine sets it
+        self.executing: Callable[[], str] = lambda: ""
         # The ranks that bring the log here: without them, waiting is pointless.
         self._sources = [other for other in (generation.neighbours(rank)[0], 0) if other != rank]
         self._has_lost = False
@@ -57,13 +55,15 @@ class Liveness(Monitor):
         if lost is None and (left or peers.has_ended(rank)):
             lost = peers.culprit_of(rank)
         if lost is not None:
-            raise self._lost(lost, "the middle of a collective")
+            raise self._lost(lost, self.executing())
         self._observer.in_execution(rank, waited_s)
 
     def abort(self, error: errors.HorovodInternalError) -> None:
+        """End the waits of this rank, at its next check; called by any thread."""
         self.aborted = error
 
-    def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
+    def tick(self, log: Execution, channel: Channel, waited_s: float) -> None:
+        """Raise when waiting for the log is pointless; at home also tell the coordinator which ranks have left."""
         if self.aborted is not None:
             raise self.aborted
         self._has_lost = False
@@ -83,7 +83,7 @@ class Liveness(Monitor):
         self._observer.tick()
         channel.tend(lambda rank: peers.fate(rank, self._reason_of(rank)[1]))
 
-    def _waited_in(self, log: Progress) -> str:
+    def _waited_in(self, log: Execution) -> str:
         waiting = log.in_flight()
         if not waiting:
             return ""
@@ -109,11 +109,6 @@ class Liveness(Monitor):
 
 
 def encode_reason(failure: errors.HorovodInternalError | None, why: str) -> bytes:
-    """Return the message that a rank leaves on the board.
-
-    Args:
-        failure: the error with which it fails; None if it leaves.
-        why: the reason, as text.
-    """
+    """Return the message that a rank leaves on the board: how it fails, or without a failure why it leaves."""
     kind = type(failure).__name__ if failure is not None else ""
     return f"{kind}\n{why}".encode(errors="backslashreplace")

@@ -48,9 +48,6 @@ class Loop:
         execution: the work.
         link: this rank's connections. A rank alone works only when a thread wants a result, so that names in flight
             and ``poll`` behave as in a job of several ranks.
-
-    Attributes:
-        is_over: whether the engine's thread has ended, or will end without another look at the submissions.
     """
 
     def __init__(self, execution: Execution, link: Link) -> None:
@@ -62,6 +59,7 @@ class Loop:
         self._is_alone = link.generation.size == 1
         self._last_look = 0.0
         self._is_asleep = self._is_asked = self._is_concluding = False
+        # whether the engine's thread has ended, or will end without another look at the submissions
         self.is_over = False
         self._turn = threading.Lock()
         self._signals = DeferredSignals(self._wake)
@@ -77,10 +75,6 @@ class Loop:
 
     def submit(self, handle: Handle, patient: bool) -> None:
         """Hand in a submission.
-
-        Args:
-            handle: the submission.
-            patient: whether the caller is about to wait for it.
 
         Raises:
             DuplicateNameError: a tensor of this name is in flight.
@@ -219,11 +213,8 @@ class Loop:
             self._wake()
 
     def stop(self, reason: str, timeout_s: float) -> bool:
-        """Leave the job; False if the thread did not end in time, because it waits for a peer.
-
-        Args:
-            reason: the error of ranks that wait for this one.
-            timeout_s: seconds, at most.
+        """Leave the job; False if the thread did not end in time, because it waits for a peer. Ranks that wait for this
+        one get ``reason`` as the error.
         """
         if self._state.reason is None:
             self._state.reason = reason
@@ -326,11 +317,15 @@ class Loop:
                 self._is_asleep = True
                 # A thread that has come since the last step saw this one awake, and so did not ring.
                 is_due = (is_wanted and execution.has_news()) or self._is_asked or self._is_awaited()
-                if not is_due and state.reason is None:
-                    doorbell.sleep(heard, slice_s, parked=True)
-                elif self._turn.locked():
-                    # A waiting thread does the work.
-                    doorbell.sleep(heard, _LOOK_S, parked=True)
+                try:
+                    if not is_due and state.reason is None:
+                        doorbell.sleep(heard, slice_s, parked=True)
+                    elif self._turn.locked():
+                        # A waiting thread does the work.
+                        doorbell.sleep(heard, _LOOK_S, parked=True)
+                except OSError as error:  # other code in this process has closed a descriptor
+                    execution.abandon(error)
+                    time.sleep(_LOOK_S)
                 self._is_asleep = False
                 if not execution.has_news():
                     # The doorbell rang for something else.

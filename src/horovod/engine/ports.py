@@ -8,53 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation
 from horovod.core.requests import Request
 from horovod.engine.board import Board
-from horovod.engine.handles import Handle
-from horovod.engine.stats import Stats
-from horovod.engine.times import Ring
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Transport, Watch
+
+if TYPE_CHECKING:
+    from horovod.engine.engine import Engine
+    from horovod.engine.liveness import Liveness
 
 __all__ = [
     "SILENT",
     "Channel",
     "Doorbell",
     "Link",
-    "Monitor",
     "Observer",
     "Peers",
-    "Progress",
-    "Subject",
     "Transport",
     "Watch",
 ]
 
 
 class Channel(Protocol):
-    """One rank's path to the coordinator, and the log's path back.
+    """One rank's path to the coordinator, and the log's path back."""
 
-    Attributes:
-        patient: whether the thread that makes progress now waits for a result itself; then it need not wake others.
-    """
-
-    patient: bool
+    patient: bool  # whether the thread that makes progress now waits for a result itself; then it need not wake others
 
     def declare(self, signature: int, request: Request) -> None:
         """Let a number stand for a request."""
 
     def submit(self, signature: int, note: int, patient: bool) -> None:
-        """Submit a declared request.
-
-        Args:
-            signature: its number.
-            note: a number from the transport for the transports of the other members.
-            patient: whether the caller is about to wait for it.
-        """
+        """Submit a declared request; ``note`` is a number from the transport for those of the other members."""
 
     def leave(self, reason: str) -> None:
         """Leave the job."""
@@ -69,10 +57,8 @@ class Channel(Protocol):
         """Whether records wait for a slow reader; then sleep only briefly."""
 
     def tend(self, fate: Callable[[int], str]) -> None:
-        """Where the coordinator runs: tell it which ranks have left silently, and publish its decisions.
-
-        Args:
-            fate: returns in words how a rank ended.
+        """Where the coordinator runs: tell it which ranks have left silently, and publish its decisions. ``fate`` says
+        in words how a rank ended.
         """
 
 
@@ -107,17 +93,12 @@ class Doorbell(Protocol):
     def announce(self, goal: int) -> None:
         """Announce that the engine is going to sleep while its rank waits; check for news once more after this call.
 
-        Args:
-            goal: the fence that all members must reach before it goes on; 0 if it waits for none.
+        It goes on when all members have reached the fence ``goal``; 0 if it waits for none.
         """
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
-        """Sleep until this rank's doorbell has rung more often than ``heard``.
-
-        Args:
-            heard: an earlier result of the method ``heard``.
-            timeout_s: seconds, at most.
-            parked: whether the rank does other work meanwhile.
+        """Sleep until this rank's doorbell has rung more often than ``heard``, an earlier result of that method.
+        ``parked``: the rank does other work meanwhile.
         """
 
     def look(self, has_come: Callable[[], bool]) -> bool:
@@ -169,120 +150,28 @@ class Peers(Protocol):
         """Release the resources of this process."""
 
 
-class Progress(Protocol):
-    """The operations of a rank that are in flight, and its place in the log."""
-
-    def advance(self) -> None:
-        """Execute the new log entries.
-
-        Raises:
-            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
-        """
-
-    def in_flight(self) -> list[Handle]:
-        """Return every submission that is not done."""
-
-    def describe(self, handle: Handle) -> str:
-        """Return a submission in words."""
-
-    def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
-
-    def has_news(self) -> bool:
-        """Whether there is something to do."""
-
-    def late(self) -> int:
-        """Return a rank that has not done its part of an operation while this rank has; -1 if there is none."""
-
-
-class Monitor(Watch, Protocol):
-    """Raises an error when waiting is pointless; also a ``Watch`` for transports.
-
-    Attributes:
-        aborted: the error with which every wait ends; None while waits may go on.
-    """
-
-    aborted: HorovodInternalError | None
-
-    def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
-        """Raise when waiting for the log is pointless; at home also tell the coordinator which ranks have left.
-
-        Args:
-            log: this rank's operations in flight, and its place in the log.
-            channel: its path to the coordinator.
-            waited_s: how long this rank has waited, in seconds.
-        """
-
-    def abort(self, error: HorovodInternalError) -> None:
-        """End the waits of this rank, at its next check; called by any thread."""
-
-
 @dataclass(frozen=True)
 class Link:
-    """One rank's connections to its job.
+    """One rank's connections to its job."""
 
-    Attributes:
-        rank: this rank.
-        generation: the members of the job.
-        channel: its path to the coordinator.
-        transport: moves the bytes.
-        coordinator: the coordinator if it runs here, else None.
-        doorbell: lets its engine sleep.
-        peers: None for a rank alone.
-        board: None for a rank alone.
-        watch: None for a rank alone.
-    """
-
-    rank: int
-    generation: Generation
-    channel: Channel
-    transport: Transport
-    doorbell: Doorbell
-    coordinator: Coordinator | None = None
-    peers: Peers | None = None
-    board: Board | None = None
-    watch: Monitor | None = None
+    rank: int  # this rank
+    generation: Generation  # the members of the job
+    channel: Channel  # its path to the coordinator
+    transport: Transport  # moves the bytes
+    doorbell: Doorbell  # lets its engine sleep
+    coordinator: Coordinator | None = None  # the coordinator if it runs here, else None
+    peers: Peers | None = None  # None for a rank alone
+    board: Board | None = None  # None for a rank alone
+    watch: Liveness | None = None  # None for a rank alone
 
 
-class Subject(Protocol):
-    """An engine, as its observer sees it."""
-
-    @property
-    def link(self) -> Link:
-        """Its connections."""
-
-    @property
-    def ring(self) -> Ring:
-        """The records of its operations."""
-
-    @property
-    def position(self) -> int:
-        """How many entries of the log it has executed or skipped, the present one included."""
-
-    @property
-    def failure(self) -> HorovodInternalError | None:
-        """The error that ended its participation, or None."""
-
-    def in_flight(self) -> list[Handle]:
-        """Return every submission that is not done."""
-
-    def waits(self) -> dict[int, Handle]:
-        """Return the handle that each thread waits for, by thread identifier."""
-
-    def count(self, request: Request) -> tuple[int, int]:
-        """Return how often this rank has submitted an operation of this name, and how many in all."""
-
-    def stats(self) -> Stats:
-        """Return the statistics of this rank."""
-
-
-class Observer(Protocol):
-    """Watches an engine: learns its events, and now and then checks its health.
+class Observer:
+    """Watches an engine: learns its events, and now and then checks its health. This one does nothing.
 
     ``attend``, ``tick`` and ``in_execution`` are called by the thread that has the turn.
     """
 
-    def begin(self, subject: Subject) -> None:
+    def begin(self, subject: Engine) -> None:
         """Take the engine to observe; called once, before all other methods."""
 
     def start(self) -> None:
@@ -291,6 +180,7 @@ class Observer(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether ``tick`` should be called again soon."""
+        return False
 
     def attend(self) -> None:
         """Answer other ranks' questions, if there are any."""
@@ -322,29 +212,5 @@ class Observer(Protocol):
         """Note that the link is about to be released."""
 
 
-class _Silent:
-    """An observer that does nothing."""
-
-    is_busy = False
-
-    def begin(self, subject: Subject) -> None: ...
-
-    def start(self) -> None: ...
-
-    def attend(self) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def in_execution(self, rank: int, waited_s: float) -> None: ...
-
-    def failed(self, failure: HorovodInternalError) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def conclude(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 #: The observer of an engine without observer.
-SILENT: Observer = _Silent()
+SILENT = Observer()

@@ -42,15 +42,8 @@ def dtype_name(buffer: Any) -> str:
 class RequestCache:
     """Describes a request the first time it is seen; declares it and gives it a number when it is submitted.
 
-    Every submitting thread calls ``get``; it adds to the table in one step, so it may be interrupted anywhere.
-    The engine calls all other methods.
-
-    Args:
-        channel: where requests are declared.
-        capacity: maximum number of cached requests; requests in flight are never forgotten.
-        rank: this rank.
-        sets: the process sets.
-        transport: moves the bytes.
+    Every submitting thread calls ``get``; it adds to the table in one step, so it may be interrupted anywhere. The
+    engine calls all other methods. Requests in flight are never forgotten, even beyond ``capacity``.
     """
 
     def __init__(self, channel: Channel, capacity: int, rank: int, sets: ProcessSetTable, transport: Transport) -> None:
@@ -105,8 +98,9 @@ class RequestCache:
     ) -> CachedRequest:
         specs = tuple(TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in inputs)
         request = Request(
-            call.name, call.kind, call.process_set, specs, call.op, float(call.prescale), float(call.postscale),
-            call.root, call.splits, call.device, call.ranks, placement=placement, site=callsite.describe(frame),
+            call.name, call.kind, call.process_set, specs, call.op, call.prescale, call.postscale,
+            call.root, call.splits, call.device, call.ranks, parts=call.parts,
+            placement=placement, site=callsite.describe(frame),
         )  # fmt: skip
         error = self.check(request)
         if error:
@@ -128,11 +122,7 @@ class RequestCache:
         self._channel.declare(cached.id, request)
 
     def usage(self, others: Sequence[Handle]) -> dict[Kind, Usage]:
-        """Return how much was submitted, by kind.
-
-        Args:
-            others: submissions that the engine has not taken over yet.
-        """
+        """Return how much was submitted, by kind; ``others`` are what the engine has not taken over yet."""
         found = dict(self._forgotten)
         for handle in others:
             _count(found, handle.cached, 1)

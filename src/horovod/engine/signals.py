@@ -47,11 +47,7 @@ _trusted: set[object] = {None, int(signal.SIG_DFL), int(signal.SIG_IGN)}
 
 
 def trust(handler: Callable[..., Any]) -> None:
-    """Register a signal handler as one that raises nothing and calls no collective.
-
-    Args:
-        handler: a function; for a method, the function of its class.
-    """
+    """Register a signal handler, a function, as one that raises nothing and calls no collective."""
     _trusted.add(handler)
 
 
@@ -76,8 +72,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 class DeferredSignals:
     """Decides whether a thread may do the engine's work, and defers signals meanwhile.
 
-    Args:
-        wake: called before a deferred handler runs, since this may raise before the last submission was seen.
+    ``wake`` is called before a deferred handler, since this may raise before the last submission was seen.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:

@@ -17,14 +17,14 @@ import msgspec
 
 from horovod import errors
 from horovod.core.coordinator import LogEntry
-from horovod.core.departures import waited_in_vain
+from horovod.core.labels import waited_in_vain
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Response
 from horovod.engine.handles import Handle
 from horovod.engine.times import new_ring
 from horovod.transports.base import Entry
 
-__all__ = ["LEFT", "Complete", "EngineState", "Execute", "Fail", "ThreadWait"]
+__all__ = ["LEFT", "Complete", "EngineState", "Execute", "ThreadWait"]
 
 #: The error of operations that are in flight when their own rank leaves.
 LEFT = "hvd.shutdown() was called"
@@ -46,65 +46,37 @@ class Execute(msgspec.Struct, gc=False):
 
 
 class Complete(msgspec.Struct, gc=False):
-    """This operation is done."""
+    """This operation has ended without the transport: with success, or with an error."""
 
     handle: Handle
-
-
-class Fail(msgspec.Struct, gc=False):
-    """This operation has failed."""
-
-    handle: Handle
-    error: Exception
+    error: Exception | None = None
 
 
 class EngineState:
-    """See the module.
-
-    Args:
-        rank: this rank.
-        sets: the process sets.
-        owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
-        describe: returns a submission in words.
-
-    Attributes:
-        ring: the records of the latest operations.
-        inbox: submissions that the engine has not taken over yet.
-        named: named submissions that are not executed, by process set and name.
-        unnamed: unnamed submissions that are not executed, by process set.
-        unsettled: operations of which this rank has done its part: fence, members and handles.
-        executing: the operations that the transport executes at this moment.
-        waits: the threads that sleep until an operation is done.
-        owners: the thread that has the turn, and those that try to get it.
-        sequence: number of log entries that this rank has executed or skipped, the present one included.
-        submitted_ns: time of the last submission that its thread does not wait for.
-        reason: the text for the other ranks when this rank leaves; None until then.
-        failure: the error that ended this rank's participation, or None.
-        culprit: the rank that the log last named as lost, or -1.
-        fused: number of operations that were executed together with others.
-        fusions: number of executions that these took.
-    """
+    """See the module. Where ``owns_sets``, log entries change ``sets``; on rank 0 the coordinator does."""
 
     def __init__(self, rank: int, sets: ProcessSetTable, owns_sets: bool, describe: Callable[[Handle], str]) -> None:
         self._rank = rank
         self._sets = sets
         self._owns_sets = owns_sets
         self._describe = describe
-        self.ring = new_ring()
         self._entries: dict[int, Entry] = {}
-        self.inbox: collections.deque[Handle] = collections.deque()
+        self.ring = new_ring()  # the records of the latest operations
+        self.inbox: collections.deque[Handle] = collections.deque()  # what the engine has not taken over yet
+        # Submissions that are not executed: named ones by process set and name, others by process set.
         self.named: dict[tuple[int, str], Handle] = {}
         self.unnamed: dict[int, collections.deque[Handle]] = {}
+        # Operations of which this rank has done its part: fence, members and handles.
         self.unsettled: collections.deque[tuple[int, Sequence[int], list[Handle]]] = collections.deque()
-        self.executing: list[Handle] = []
-        self.waits: dict[int, ThreadWait] = {}
-        self.owners: set[int] = set()
-        self.sequence = 0
-        self.submitted_ns = 0
-        self.reason: str | None = None
-        self.failure: errors.HorovodInternalError | None = None
-        self.culprit = -1
-        self.fused = self.fusions = 0
+        self.executing: list[Handle] = []  # what the transport executes at this moment
+        self.waits: dict[int, ThreadWait] = {}  # the threads that sleep until an operation is done
+        self.owners: set[int] = set()  # the thread that has the turn, and those that try to get it
+        self.sequence = 0  # log entries that this rank has executed or skipped, the present one included
+        self.submitted_ns = 0  # time of the last submission that its thread does not wait for
+        self.reason: str | None = None  # the text for the other ranks when this rank leaves; None until then
+        self.failure: errors.HorovodInternalError | None = None  # what ended this rank's participation, or None
+        self.culprit = -1  # the rank that the log last named as lost, or -1
+        self.fused = self.fusions = 0  # operations that were executed together with others, in so many executions
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
@@ -168,7 +140,7 @@ class EngineState:
 
     # -- the log -------------------------------------------------------------------------------------------------
 
-    def read(self, logged: LogEntry) -> Execute | Complete | Fail | None:
+    def read(self, logged: LogEntry) -> Execute | Complete | None:
         """Take the next entry of the log; None if this rank has nothing to do for it."""
         ids, entries = logged.ids, self._entries
         if logged.response is not None:
@@ -202,12 +174,12 @@ class EngineState:
         else:
             self.unnamed.setdefault(handle.cached.request.process_set, collections.deque()).appendleft(handle)
 
-    def _answer(self, response: Response, handle: Handle) -> Complete | Fail:
+    def _answer(self, response: Response, handle: Handle) -> Complete:
         if response.error:
             error = self._error(response, handle)
             if isinstance(error, errors.PeerLostError):
                 self.culprit = error.rank
-            return Fail(handle, error)
+            return Complete(handle, error)
         request = response.requests[0]
         handle.result = response.result
         if response.kind is Kind.ADD_PROCESS_SET and self._owns_sets:
@@ -229,11 +201,7 @@ class EngineState:
         return kind(response.error)
 
     def settle(self, is_settled: Callable[[Sequence[int], int], bool]) -> list[Handle]:
-        """Return the operations of which the other members have done their part, too.
-
-        Args:
-            is_settled: whether all these members have reached a fence.
-        """
+        """Return the operations of which the other members have done their part, too: have reached their fence."""
         done: list[Handle] = []
         for _ in range(len(self.unsettled)):
             fence, members, handles = self.unsettled.popleft()

@@ -1,4 +1,4 @@
-"""Log lines about a job that starts and ends: ``info`` for the job, ``debug`` for each rank."""
+"""Log lines about a job that starts: ``info`` for the job, ``debug`` for each rank."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from dataclasses import fields
 from horovod._version import __version__
 from horovod.config import Config, Setting, openmp_threads
 from horovod.engine.ports import Link
-from horovod.engine.stats import Stats
 from horovod.logs import logger
+from horovod.phrases import format_bytes
 
-__all__ = ["ended", "started"]
+__all__ = ["started"]
 
 _LIBRARIES = ("torch", "tensorflow", "keras", "jax", "numpy")
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def started(config: Config, job: str, link: Link) -> None:
@@ -30,8 +29,9 @@ def started(config: Config, job: str, link: Link) -> None:
         logger.info(
             f"job {job}: {generation.size} ranks over {link.transport.name}: {who}\n"
             f"khorovod {__version__}, Python {platform.python_version()}, {_libraries()}, {platform.platform()}\n"
-            f"fusion up to {_size(config.fusion_threshold_bytes)}, gradient buckets of {_size(config.bucket_bytes)}, "
-            f"arenas of {_size(config.arena_bytes) if config.arena_bytes else 'the default size'}; "
+            f"fusion up to {format_bytes(config.fusion_threshold_bytes)}, "
+            f"gradient buckets of {format_bytes(config.bucket_bytes)}, "
+            f"arenas of {format_bytes(config.arena_bytes) if config.arena_bytes else 'the default size'}; "
             f"stalls are reported after {config.stall_warn_s:g} s, deadlocks end the job after {config.deadlock_s:g} s"
         )
     if not logger.isEnabledFor(logging.DEBUG):
@@ -42,16 +42,6 @@ def started(config: Config, job: str, link: Link) -> None:
         f"cores {sorted(os.sched_getaffinity(0))}, {share} for each rank, OMP_NUM_THREADS="
         f"{openmp_threads() or '(not set)'}{_torch_threads()}\n"
         f"settings that are not the defaults: {_changed(config)}"
-    )
-
-
-def ended(stats: Stats) -> None:
-    """Log the totals of this rank."""
-    if not stats.operations:
-        return
-    logger.debug(
-        f"{stats.operations} operations, {_size(stats.bytes)}, in {stats.elapsed_s:.1f} s; {stats.executions} "
-        f"executions, {stats.fused} operations fused; {stats.wait_s:.2f} s in {stats.waits} waits"
     )
 
 
@@ -74,10 +64,3 @@ def _changed(config: Config) -> str:
         if value != setting.default:
             found.append(f"{setting.env}={value}")
     return " ".join(found) or "none"
-
-
-def _size(nbytes: float) -> str:
-    unit = 0
-    while nbytes >= 1024 and unit < len(_UNITS) - 1:
-        nbytes, unit = nbytes / 1024, unit + 1
-    return f"{nbytes:.4g} {_UNITS[unit]}"

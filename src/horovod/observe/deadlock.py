@@ -9,7 +9,7 @@ none completes; ``horovod.core.stall.deadlocked`` finds the stuck ranks while ot
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 from horovod.core.coordinator import Coordinator
 from horovod.core.deadlock import Stuck, describe
@@ -19,7 +19,7 @@ from horovod.observe.queries import RankStatus
 from horovod.observe.stacks import user_lines
 from horovod.observe.status import StatusReports
 
-__all__ = ["DeadlockWatch"]
+__all__ = ["DeadlockWatch", "waiting_in"]
 
 _INDENT = "    "
 #: Number of ranks whose stacks are shown, and number of lines of each.
@@ -27,12 +27,7 @@ _MOST_STACKS, _STACK_LINES = 4, 6
 
 
 class DeadlockWatch:
-    """Looks for a proof, on the coordinator's rank; never blocks.
-
-    Args:
-        reports: asks the ranks.
-        after_s: seconds without a change before the proof begins; 0 switches the watch off.
-    """
+    """Looks for a proof, on the coordinator's rank, after ``after_s`` without a change; 0 never does. Never blocks."""
 
     def __init__(self, reports: StatusReports, after_s: float) -> None:
         self._reports = reports
@@ -47,19 +42,13 @@ class DeadlockWatch:
         return bool(self._asked)
 
     def inspect(self, coordinator: Coordinator, position: int, clock_s: float) -> list[str]:
-        """Continue the proof.
+        """Continue the proof, and return the report in lines; none as long as there is no proof.
 
-        Args:
-            coordinator: knows the pending operations and the joined ranks.
-            position: its rank's position in the log; everything that the coordinator has decided is executed.
-            clock_s: the time, in seconds.
-
-        Returns:
-            The report in lines; none as long as there is no proof.
+        Everything that the coordinator has decided up to ``position``, its rank's in the log, is executed.
         """
         if not self._after_s:
             return []
-        waiting = [*(Waiting(*item) for item in coordinator.waiting()), *_join(coordinator)]
+        waiting = waiting_in(coordinator, position)
         state = (position, tuple((item.key, tuple(item.present)) for item in waiting))
         if state != self._state:
             self._state, self._since_s, self._next_s = state, clock_s, clock_s + self._after_s
@@ -104,12 +93,15 @@ class DeadlockWatch:
         return lines
 
 
-def _join(coordinator: Coordinator) -> Iterator[Waiting]:
-    """Yield the wait of the joined ranks, which the coordinator does not count among the pending operations."""
+def waiting_in(coordinator: Coordinator, position: int) -> list[Waiting]:
+    """Return the incomplete operations, and the join that some ranks wait in, whose key changes with every progress."""
+    waiting = [Waiting(*item) for item in coordinator.waiting()]
     if coordinator.joined:
         present = sorted(coordinator.joined)
         missing = [rank for rank in range(coordinator.size) if rank not in present]
-        yield Waiting(Kind.JOIN, coordinator.join_request, present, missing)
+        key = (Kind.JOIN, position, len(present), tuple((item.key, len(item.present)) for item in waiting))
+        waiting.append(Waiting(key, coordinator.join_request, present, missing))
+    return waiting
 
 
 def _suspects(waiting: Sequence[Waiting]) -> list[int]:

@@ -1,4 +1,7 @@
-"""Exports the metrics of this rank while the job runs: to a file periodically, or at a port that answers GET."""
+"""Exports the metrics of this rank while the job runs: to a file periodically, or at a port that answers GET.
+
+Source: OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from horovod.config import Config
+from horovod.engine.stats import Stats
 from horovod.errors import InitError
 from horovod.files import replace_file
 from horovod.logs import logger
-from horovod.observe.openmetrics import CONTENT_TYPE
 
-__all__ = ["MetricsExport", "file_of"]
+__all__ = ["CONTENT_TYPE", "MetricsExport", "file_of", "render"]
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 #: Largest number of connections at once, and time limit of one, in seconds; others are closed.
 _MOST, _SECONDS, _LOOK_S = 8, 10.0, 0.2
@@ -90,12 +95,7 @@ class MetricsExport:
 
 
 def file_of(name: str, rank: int) -> Path:
-    """Return the file of a rank: ``job.prom`` becomes ``job.3.prom``.
-
-    Args:
-        name: value of HOROVOD_METRICS_FILENAME.
-        rank: rank whose file it is.
-    """
+    """Return the file of a rank: ``job.prom`` becomes ``job.3.prom``."""
     path = Path(name)
     return path.with_name(f"{path.stem}.{rank}{path.suffix}")
 
@@ -106,6 +106,40 @@ def _forget_lost(path: Path, size: int) -> None:
         number = other.name[len(path.stem) + 1 : len(other.name) - len(path.suffix)]
         if number.isdigit() and int(number) >= size:
             other.unlink(missing_ok=True)
+
+
+def render(stats: Stats, labels: Mapping[str, str], size: int) -> str:
+    """Return the numbers of ``hvd.stats()`` as OpenMetrics text, for Prometheus and others."""
+    kinds = stats.kinds.items()
+    families: list[tuple[str, str, str, str, list[tuple[str, float]]]] = [
+        ("horovod_operations", "counter", "", "Operations that this rank has submitted.",
+         [(kind, usage.operations) for kind, usage in kinds]),
+        ("horovod_tensor_bytes", "counter", "bytes", "Size of its tensors in them.",
+         [(kind, usage.bytes) for kind, usage in kinds]),
+        ("horovod_operations_in_flight", "gauge", "", "Operations that are not done.", [("", stats.in_flight)]),
+        ("horovod_fused_operations", "counter", "", "Operations executed together with others.", [("", stats.fused)]),
+        ("horovod_fusions", "counter", "", "Executions that these took.", [("", stats.fusions)]),
+        ("horovod_waits", "counter", "", "Times that a thread had to wait for an operation.", [("", stats.waits)]),
+        ("horovod_wait_seconds", "counter", "seconds", "Time that threads have waited.", [("", stats.wait_s)]),
+        ("horovod_elapsed_seconds", "gauge", "seconds", "Time since init().", [("", stats.elapsed_s)]),
+        ("horovod_resets", "counter", "", "Changes of the members of an elastic job.", [("", stats.resets)]),
+        ("horovod_ranks", "gauge", "", "Ranks of the job.", [("", size)]),
+    ]  # fmt: skip
+    lines = []
+    for name, kind, unit, text, samples in families:
+        lines.append(f"# TYPE {name} {kind}")
+        lines += [f"# UNIT {name} {unit}"] if unit else []
+        lines.append(f"# HELP {name} {text}")
+        sample = f"{name}_total" if kind == "counter" else name
+        for operation, value in samples:
+            own = {**labels, "kind": operation} if operation else labels
+            lines.append(f"{sample}{{{_text(own)}}} {value:.17g}")
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def _text(labels: Mapping[str, str]) -> str:
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    return ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items())
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -5,27 +5,26 @@ The engine reports events to the observer, and asks it now and then to look for 
 
 from __future__ import annotations
 
-import logging
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.engine.board import Query
-from horovod.engine.ports import Observer, Subject
+from horovod.engine.engine import Engine
+from horovod.engine.ports import Observer
 from horovod.engine.times import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError, InitError
-from horovod.logs import logger
 from horovod.observe import announce
-from horovod.observe.pace import Pace
 from horovod.observe.queries import Queries, RankStatus, current_status
 from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
 from horovod.observe.status import StatusReports
 from horovod.observe.tracer import Tracer
 from horovod.phrases import printable
-from horovod.timeline.dumps import SCRIPT_ENDED
+from horovod.timeline.dumps import SCRIPT_ENDED, check_folder
 
 if TYPE_CHECKING:
     from horovod.observe.metrics import MetricsExport
@@ -34,26 +33,24 @@ __all__ = ["JobObserver"]
 
 #: A dump this fresh is not written again when another rank asks.
 _FRESH_NS = 1_000_000_000
+#: The largest share of a thread's time for inspections, and the longest pause between two, in seconds.
+_SHARE, _MOST_S = 1 / 16, 2.0
 
 
 class JobObserver(Observer):
-    """See the module, and ``horovod.engine.ports.Observer``.
+    """See the module, and ``horovod.engine.ports.Observer``."""
 
-    Attributes:
-        tracer: makes the timeline.
-    """
-
-    tracer: Tracer
+    tracer: Tracer  # makes the timeline
 
     def __init__(self, config: Config, job: str) -> None:
         self._config, self._job = config, job
         self._signalled_ns = -_FRESH_NS
         self._queries: Queries | None = None
         self._stalls: StallWatch | None = None
-        self._pace = Pace()
+        self._due_s = 0.0
         self._metrics: MetricsExport | None = None
 
-    def begin(self, subject: Subject) -> None:
+    def begin(self, subject: Engine) -> None:
         link, config = subject.link, self._config
         generation, board, peers = link.generation, link.board, link.peers
         self._subject, self._sets = subject, generation.sets
@@ -71,15 +68,18 @@ class JobObserver(Observer):
         self._trigger.set()
 
     def record(self, before: JobObserver | None, number: int) -> None:
-        """Begin the recording that HOROVOD_TIMELINE names, or continue that of an earlier generation of the job.
-
-        Args:
-            before: observer of the previous generation, in an elastic job.
-            number: counts the times that the ranks of the job have met.
+        """Begin the recording that HOROVOD_TIMELINE names, or continue that of an earlier generation of an elastic job.
+        ``number`` counts the times that the ranks of the job have met.
 
         Raises:
-            InitError: the file cannot be written.
+            InitError: the file cannot be written, or HOROVOD_FLIGHT_RECORDER_DIR is a folder that others can write to.
         """
+        folder = self._config.flight_recorder_dir
+        if before is None and folder and Path(folder).is_dir():
+            try:
+                check_folder(Path(folder))
+            except PermissionError as error:
+                raise InitError(f"HOROVOD_FLIGHT_RECORDER_DIR={folder}: {error.strerror}") from None
         self._metrics = self._export()
         name = self._config.timeline
         # Horovod's value DYNAMIC announces a call of start_timeline(). Here it may always be called.
@@ -98,8 +98,7 @@ class JobObserver(Observer):
         config = self._config
         if not (config.metrics_filename or config.metrics_port):
             return None
-        from horovod.observe.metrics import MetricsExport  # loads an HTTP server
-        from horovod.observe.openmetrics import render
+        from horovod.observe.metrics import MetricsExport, render  # loads an HTTP server
 
         subject, link = self._subject, self._subject.link
         generation, rank = link.generation, link.rank
@@ -119,13 +118,14 @@ class JobObserver(Observer):
 
     def tick(self) -> None:
         self.attend()
-        if self._stalls is None or not (self._stalls.is_busy or self._pace.is_due()):
+        if self._stalls is None or not (self._stalls.is_busy or time.monotonic() >= self._due_s):
             return
-        with self._pace:
-            if (coordinator := self._subject.link.coordinator) is not None:
-                self._stalls.inspect(coordinator, self._subject.position)
-            else:
-                self._stalls.check_coordinator(self._subject.in_flight())
+        began_s = time.thread_time()  # of the processor: waiting for one is not work
+        if (coordinator := self._subject.link.coordinator) is not None:
+            self._stalls.inspect(coordinator, self._subject.position)
+        else:
+            self._stalls.check_coordinator(self._subject.in_flight())
+        self._due_s = time.monotonic() + min((time.thread_time() - began_s) / _SHARE, _MOST_S)
 
     def in_execution(self, rank: int, waited_s: float) -> None:
         self.attend()
@@ -147,8 +147,6 @@ class JobObserver(Observer):
             self._metrics.close()
 
     def conclude(self) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            announce.ended(self._subject.stats())
         self.tracer.close()
 
     def close(self) -> None:

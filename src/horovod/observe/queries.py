@@ -14,8 +14,8 @@ import msgspec
 
 from horovod.core.requests import Request
 from horovod.engine.board import Board, Query
+from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Subject
 from horovod.engine.times import now
 from horovod.observe import stacks
 
@@ -28,43 +28,25 @@ _MOST_OTHERS = 16
 
 
 class Blocked(msgspec.Struct, array_like=True):
-    """The operation that a thread of a rank waits for.
-
-    Attributes:
-        request: the operation.
-        members: the ranks of its process set.
-        waited_s: seconds since its submission, at the time of the answer.
-        executing: whether all members have submitted it, and it is being executed.
-        times: how often this rank has submitted it, this time included.
-    """
+    """The operation that a thread of a rank waits for."""
 
     request: Request
-    members: tuple[int, ...]
-    waited_s: float
-    executing: bool
-    times: int = 0
+    members: tuple[int, ...]  # the ranks of its process set
+    waited_s: float  # seconds since its submission, at the time of the answer
+    executing: bool  # whether all members have submitted it, and it is being executed
+    times: int = 0  # how often this rank has submitted it, this time included
 
 
 class RankStatus(msgspec.Struct, array_like=True):
-    """The present activity of a rank.
+    """The present activity of a rank."""
 
-    Attributes:
-        stack: stack of its main thread, as Python prints it, outermost frame first.
-        blocked: the operation that its main thread waits for, or None.
-        failure: why it takes part no more, or empty.
-        others: the operations that its other threads wait for.
-        free: a thread that may still submit operations; empty when every one that could waits for an operation.
-        in_flight: number of its operations that are not done; -1 if unknown.
-        operations: number of its submitted operations.
-    """
-
-    stack: list[str]
-    blocked: Blocked | None = None
-    failure: str = ""
-    others: list[Blocked] = []
-    free: str = ""
-    in_flight: int = -1
-    operations: int = 0
+    stack: list[str]  # stack of its main thread, as Python prints it, outermost frame first
+    blocked: Blocked | None = None  # the operation that its main thread waits for, or None
+    failure: str = ""  # why it takes part no more, or empty
+    others: list[Blocked] = []  # the operations that its other threads wait for
+    free: str = ""  # a thread that may still submit operations; empty when every one that could waits for an operation
+    in_flight: int = -1  # number of its operations that are not done; -1 if unknown
+    operations: int = 0  # number of its submitted operations
 
 
 class _Asked(NamedTuple):
@@ -77,12 +59,8 @@ _decode = msgspec.msgpack.Decoder(RankStatus).decode
 
 
 class Queries:
-    """Both sides of a query: asking and answering.
-
-    Args:
-        board: holds questions and answers.
-        describe: returns the status of this rank.
-        fulfil: called with wishes beyond a status, and with the asking rank.
+    """Both sides of a query: asking and answering. ``fulfil`` is called with wishes beyond a status, and the asking
+    rank.
     """
 
     def __init__(self, board: Board, describe: Callable[[], RankStatus], fulfil: Callable[[int, int], None]) -> None:
@@ -137,7 +115,7 @@ class Queries:
         return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
 
 
-def current_status(subject: Subject, members_of: Callable[[int], tuple[int, ...]]) -> RankStatus:
+def current_status(subject: Engine, members_of: Callable[[int], tuple[int, ...]]) -> RankStatus:
     """Return the status of this process."""
     waits, count = subject.waits, subject.count
     frame, ident = stacks.main_thread(), threading.main_thread().ident or 0
@@ -159,7 +137,7 @@ def current_status(subject: Subject, members_of: Callable[[int], tuple[int, ...]
     return RankStatus(stack, blocked, failure, others, free, number, operations)
 
 
-def _in_flight(subject: Subject) -> Sequence[Handle] | None:
+def _in_flight(subject: Engine) -> Sequence[Handle] | None:
     try:
         return subject.in_flight()
     except RuntimeError:  # another thread submits at this moment

@@ -6,15 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from horovod.core.stall import Waiting
 from horovod.engine import signals
-from horovod.engine.ports import Subject
-from horovod.engine.times import now
+from horovod.engine.engine import Engine
+from horovod.engine.times import REQUEST, now
 from horovod.logs import logger
 from horovod.observe import stacks
 from horovod.observe.queries import RankStatus
@@ -27,25 +27,15 @@ DEFAULT_FOLDER = "horovod-flight-recorder"
 
 
 class Recorder:
-    """See the module.
+    """See the module. With an empty folder only requested dumps are written."""
 
-    Args:
-        subject: the engine of this rank.
-        folder: HOROVOD_FLIGHT_RECORDER_DIR; empty to write only requested dumps.
-        job: name of the job.
-        describe: returns the status of this rank.
-    """
-
-    def __init__(self, subject: Subject, folder: str, job: str, describe: Callable[[], RankStatus]) -> None:
+    def __init__(self, subject: Engine, folder: str, job: str, describe: Callable[[], RankStatus]) -> None:
         self._subject, self._sets = subject, subject.link.generation.sets
         self._folder, self._job, self._describe = folder, job, describe
 
     def after_failure(self, reason: str, failure: str = "") -> None:
-        """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises.
-
-        Args:
-            reason: reason for the dump.
-            failure: the failure, if the engine does not know it.
+        """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises. ``failure``: one that the engine does not
+        know.
         """
         if self._folder:
             self._write(reason, Path(self._folder), failure)
@@ -62,7 +52,8 @@ class Recorder:
             return None
 
     def _dump(self, reason: str, failure: str) -> dumps.Dump:
-        status, link = self._describe(), self._subject.link
+        status, link, records = self._describe(), self._subject.link, list(self._subject.ring)
+        blocked = status.blocked
         coordinator, generation = link.coordinator, link.generation
         pending = [Waiting(*item) for item in coordinator.waiting()] if coordinator is not None else []
         return dumps.Dump(
@@ -77,63 +68,21 @@ class Recorder:
             clock_ns=now(),
             position=self._subject.position,
             failure=failure or status.failure,
-            process_sets=self._sets.as_dict(),
-            wait=_wait(status),
+            wait=dumps.Wait(blocked.request, blocked.executing) if blocked is not None else None,
             stack=status.stack,
             threads=stacks.all_threads(),
-            pending=[_pending(item) for item in pending],
-            operations=[self._operation(record) for record in list(self._subject.ring)],
+            pending=[dumps.PendingOperation(item.request, item.present, item.missing) for item in pending],
+            operations=[dumps.Operation(record[REQUEST], self._members(record), *record[1:]) for record in records],
             generation=generation.number,
         )
 
-    def _operation(self, record: list[Any]) -> dumps.Operation:
-        request, submitted, waited, sequence, started, ended, together, error = record
-        key = request.process_set
-        return dumps.Operation(
-            kind=request.kind.name.lower(),
-            name=request.name,
-            process_set=key,
-            members=list(self._sets.members(key)) if key in self._sets else [],
-            bytes=sum(tensor.nbytes for tensor in request.tensors),
-            dtype=request.tensors[0].dtype if request.tensors else "",
-            shapes=[list(tensor.shape) for tensor in request.tensors],
-            site=request.site,
-            sequence=sequence,
-            submitted_ns=submitted,
-            waited_ns=waited,
-            started_ns=started,
-            ended_ns=ended,
-            together=together,
-            error=error or "",
-        )
-
-
-def _wait(status: RankStatus) -> dumps.Wait | None:
-    blocked = status.blocked
-    if blocked is None:
-        return None
-    request = blocked.request
-    return dumps.Wait(request.kind.name.lower(), request.name, request.process_set, request.site, blocked.executing)
-
-
-def _pending(item: Waiting) -> dumps.PendingOperation:
-    request = item.request
-    return dumps.PendingOperation(
-        request.kind.name.lower(),
-        request.name,
-        request.process_set,
-        request.site,
-        list(item.present),
-        list(item.missing),
-    )
+    def _members(self, record: Sequence[Any]) -> tuple[int, ...]:
+        key = record[REQUEST].process_set
+        return self._sets.members(key) if key in self._sets else ()
 
 
 class Trigger:
-    """Lets SIGUSR1 call a function, unless the script or a library handles the signal.
-
-    Args:
-        call: called in the main thread, at any point of the script.
-    """
+    """Lets SIGUSR1 call a function in the main thread, unless the script or a library handles the signal."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call

@@ -20,13 +20,8 @@ _LOOKS = 4
 class Recording:
     """See the module. An ended operation is kept for the next look: by then the others have told their arrival times.
 
-    Args:
-        rank: this rank.
-        ring: its records.
-        session: the session to record; may be replaced by the same session with an end.
-        members: returns the ranks of a process set.
-        board: where ranks tell each other the times of their submissions; None for one rank alone.
-        generation: generation of the job, from 1.
+    The session may be replaced by the same session with an end. One rank alone has no board, where ranks tell each
+    other the times of their submissions.
     """
 
     def __init__(

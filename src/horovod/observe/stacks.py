@@ -22,7 +22,9 @@ _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax", "jaxlib")
 _OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe", "rendezvous", "transports"))
 #: Packages whose code never calls this one by itself. A thread that runs nothing else submits no operations unless
 #: another thread gives it work: threads that prepare batches, show progress, write logs, or wait for work in a pool.
-_INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm"})
+_INERT = frozenset(
+    {"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm", "ray"}
+)
 #: Only these may stand above the place where a thread waits in the engine; a signal handler of the user is not allowed.
 _WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
 _MOST = 40
@@ -49,16 +51,8 @@ def all_threads() -> dict[str, list[str]]:
 
 
 def handles_waited_for(waits: Mapping[int, Handle]) -> tuple[dict[int, Handle], str]:
-    """Return the operation that each thread waits for, and whether this rank can still submit any.
-
-    Signal handlers that may come later do not count.
-
-    Args:
-        waits: operations that threads wait for in the engine, by thread identifier.
-
-    Returns:
-        ``waits`` without threads that run other code meanwhile, such as a signal handler; and the name of a thread that
-        may still submit operations, empty when there is none.
+    """Return ``waits`` without threads that run other code meanwhile, such as a signal handler; and the name of a
+    thread that may still submit operations, empty when there is none. Signal handlers that may come later do not count.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found: dict[int, Handle] = {}
@@ -95,12 +89,8 @@ def _is_inert(frame: FrameType | None) -> bool:
 
 
 def render(frame: FrameType | None, whole: bool = False, waits: bool = False) -> list[str]:
-    """Return a stack as Python prints it, outermost frame first.
-
-    Args:
-        frame: the innermost frame.
-        whole: also the frames of this package at the inner end, which say nothing about the user's code.
-        waits: whether the thread waits in the engine.
+    """Return a stack as Python prints it, outermost frame first. ``whole``: also the frames of this package at the
+    inner end, which say nothing about the user's code. ``waits``: the thread waits in the engine.
     """
     frames = []
     if waits:

@@ -20,8 +20,7 @@ from horovod.engine.handles import Handle
 from horovod.engine.times import SUBMITTED, now
 from horovod.errors import DeadlockError, StallError
 from horovod.logs import logger
-from horovod.observe.deadlock import DeadlockWatch
-from horovod.observe.joins import JoinWatch
+from horovod.observe.deadlock import DeadlockWatch, waiting_in
 from horovod.observe.status import StatusReports
 from horovod.phrases import list_ranks
 
@@ -32,15 +31,7 @@ _GRACE_S = 1.0
 
 
 class StallWatch:
-    """Measures the age of pending operations.
-
-    Args:
-        config: warn and shutdown times.
-        rank: this rank.
-        size: number of ranks.
-        reports: asks other ranks for their status.
-        dump: called after a stall, with the reason.
-    """
+    """Measures the age of pending operations. ``dump`` is called after a stall, with the reason."""
 
     def __init__(
         self, config: Config, rank: int, size: int, reports: StatusReports, dump: Callable[[str], None]
@@ -55,7 +46,6 @@ class StallWatch:
         self._first_s = min((s for s in (self._limit_s, self._warn_s) if s), default=0.0)
         proof_s = config.deadlock_s if not off else 0.0
         self._deadlock = DeadlockWatch(reports, min([proof_s, *(s for s in (self._limit_s, self._warn_s) if s)]))
-        self._joins = JoinWatch(reports, self._warn_s, self._limit_s)
         self._since: dict[Hashable, float] = {}
         self._warned: set[Hashable] = set()
         self._warned_about: set[tuple[int, ...]] = set()
@@ -66,16 +56,12 @@ class StallWatch:
     @property
     def is_busy(self) -> bool:
         """Whether a question is open, so that its answer should be looked for soon."""
-        return self._asked or self._deadlock.is_busy or self._joins.is_busy
+        return self._asked or self._deadlock.is_busy
 
     # -- the coordinator -----------------------------------------------------------------------------------------
 
     def inspect(self, coordinator: Coordinator, position: int = 0) -> None:
         """Warn about operations that only some ranks have submitted, or raise an error.
-
-        Args:
-            coordinator: knows the pending operations.
-            position: this rank's position in the log.
 
         Raises:
             DeadlockError: ranks wait for each other.
@@ -86,7 +72,7 @@ class StallWatch:
             raise DeadlockError("\n".join(report))
         if not self._first_s or self._deadlock.is_busy:
             return
-        waiting = [Waiting(*item) for item in coordinator.waiting()]
+        waiting = waiting_in(coordinator, position)
         self._since = {item.key: self._since.get(item.key, clock) for item in waiting}
         self._warned &= self._since.keys()
         ages = {item.key: clock - self._since[item.key] for item in waiting}
@@ -99,8 +85,6 @@ class StallWatch:
         news = [item for item in news if item.key not in self._warned]
         if not fatal and not news:
             self._asked = False
-            if not late:
-                self._report_join(coordinator, position, clock)
             return
         # Include operations that are nearly due: often the cause is the same, and one report is better than two.
         nearly = [item for item in waiting if item.missing and ages[item.key] >= self._first_s / 2]
@@ -114,14 +98,6 @@ class StallWatch:
         if self._reports.is_complete(sorted({rank for item in told for rank in item.missing})):
             self._asked = False
             self._report(told, max(ages[item.key] for item in told), waiting, bool(fatal))
-
-    def _report_join(self, coordinator: Coordinator, position: int, clock_s: float) -> None:
-        lines, is_fatal = self._joins.inspect(coordinator, position, clock_s)
-        if is_fatal:
-            raise StallError("\n".join([*lines, self._limit()]))
-        if lines:
-            logger.warning("\n".join(lines))
-            self._dump("a stall in join()")
 
     def _report(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting], is_fatal: bool) -> None:
         text = self._text(told, age_s, waiting)
@@ -172,7 +148,7 @@ class StallWatch:
         if not self._reports.is_complete([0]):
             return
         self._asked = False
-        if self._reports.has_answered(0):
+        if self._reports.statuses([0]):
             self._coordinator_fine_ns = clock
             self._warned.discard(0)
             return
@@ -191,13 +167,7 @@ class StallWatch:
         self._dump("the coordinator does not answer")
 
     def check_execution(self, rank: int, waited_s: float, request: Request | None, sequence: int) -> None:
-        """Warn, or raise, when a rank does not go on with an operation that it is part of.
-
-        Args:
-            rank: the rank that is waited for.
-            waited_s: seconds waited so far.
-            request: the operation, if it is known.
-            sequence: its place in the log.
+        """Warn, or raise, when a rank does not go on with an operation that it is part of, at that place in the log.
 
         Raises:
             StallError: after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.

@@ -20,16 +20,7 @@ _CANNOT_ANSWER = "TtZX"
 
 
 class StatusReports:
-    """Asks ranks for their status, and reports it.
-
-    Args:
-        queries: asks them.
-        generation: the members of the job.
-        peers: the other ranks, as the kernel sees their processes.
-
-    Attributes:
-        name: returns the description of a rank.
-    """
+    """Asks ranks for their status, and reports it. ``name`` describes a rank."""
 
     def __init__(self, queries: Queries, generation: Generation, peers: Peers) -> None:
         self._queries, self._process = queries, peers.process
@@ -54,22 +45,12 @@ class StatusReports:
         """Return the rank that waits for an answer of ``rank``, or -1."""
         return self._queries.asked_by(rank)
 
-    def has_answered(self, rank: int) -> bool:
-        """Whether ``rank`` has answered its last question."""
-        return rank in self._queries.answers([rank])
-
     def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         """Return the answers of those of ``ranks`` that have answered."""
         return self._queries.answers(ranks)
 
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:
-        """Return lines about the missing ranks: their activity, and whether they wait for ranks that wait for them.
-
-        Args:
-            missing: the ranks to report.
-            others: the ranks that wait for them.
-            waiting: all incomplete operations that are known here.
-        """
+        """Return lines about the missing ranks: their activity, and whether they wait for ranks that wait for them."""
         statuses = self._queries.answers([*missing, *others])
         blocked = {
             rank: status.blocked.request

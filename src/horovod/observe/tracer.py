@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from horovod.engine.board import EVERY_SESSION, Query, TimelineSession
-from horovod.engine.ports import Subject
+from horovod.engine.engine import Engine
 from horovod.engine.times import now
 from horovod.logs import logger
 from horovod.observe.recording import Recording
@@ -40,13 +40,8 @@ _MOST_UNSENT = 10_000
 
 
 class _Keeper:
-    """The thread of one recording.
-
-    Args:
-        recording: the recording.
-        again_s: seconds until its second look, if it has noted anything.
-        turn: called at each look, with the events since the last one; returns whether to continue.
-        conclude: called at the end, with the last events.
+    """The thread of one recording. It looks again after ``again_s`` if the first look has noted anything. Each look
+    calls ``turn`` with the events since the last one, which returns whether to continue; the end calls ``conclude``.
     """
 
     def __init__(
@@ -91,16 +86,13 @@ class _Keeper:
 
 
 class Tracer:
-    """Begins, continues and ends recordings.
+    """Begins, continues and ends recordings."""
 
-    Attributes:
-        wanted: the present recording, or the one that this rank would make as rank 0: its file and whether cycles are
-            marked; None if none was begun, or its end was requested.
-    """
-
+    # the present recording, or the one that this rank would make as rank 0: its file and whether cycles are marked;
+    # None if none was begun, or its end was requested
     wanted: tuple[Path, bool] | None = None
 
-    def __init__(self, subject: Subject, members: Callable[[int], tuple[int, ...]]) -> None:
+    def __init__(self, subject: Engine, members: Callable[[int], tuple[int, ...]]) -> None:
         link = subject.link
         self._subject, self._members = subject, members
         self._rank, self._generation = link.rank, link.generation.number
@@ -126,10 +118,7 @@ class Tracer:
             self._record(path, mark_cycles, goes_on=False)
 
     def go_on(self, before: tuple[Path, bool] | None) -> None:
-        """Append to the recording of an earlier generation of the job, unless there is none.
-
-        Args:
-            before: value of ``wanted`` in that generation.
+        """Append to the recording of an earlier generation of the job, its ``wanted``, unless there is none.
 
         Raises:
             OSError: the file cannot be written.

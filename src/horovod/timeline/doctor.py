@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from horovod.core.requests import Request
 from horovod.errors import DeadlockError, StallError
 from horovod.phrases import list_ranks
-from horovod.timeline.divergence import Open, open_operations, under_way
 from horovod.timeline.dumps import SCRIPT_ENDED, Dump, Operation, read_folder
 
 __all__ = ["diagnose", "examine"]
@@ -15,16 +16,31 @@ __all__ = ["diagnose", "examine"]
 _INDENT = "    "
 _MOST = 8
 
+Dumps = Mapping[int, Dump]
+
+
+class Open(NamedTuple):
+    """An operation that some ranks had submitted and no rank had begun."""
+
+    operation: Operation  # record of the rank that submitted it first
+    submitted: Sequence[int]  # the ranks that had submitted it
+    missing: Sequence[int]  # the members that had not submitted it
+    unknown: Sequence[int]  # the members whose state is not known
+    # each rank's operation at its place, if these differ; unnamed operations match in the order of calls
+    confused: Mapping[int, Operation]
+    age_s: float  # seconds since its first submission
+
+
+class UnderWay(NamedTuple):
+    """An operation that some ranks had begun and not ended."""
+
+    operation: Operation  # record of one of these ranks
+    inside: Sequence[int]  # the ranks that were in the middle of it
+    behind: Sequence[int]  # the members that had submitted it, but not begun it
+
 
 def examine(folder: Path) -> tuple[list[str], bool]:
-    """Read a folder and explain its dumps.
-
-    Args:
-        folder: folder of the dumps; see HOROVOD_FLIGHT_RECORDER_DIR.
-
-    Returns:
-        The report in lines, and whether there was any dump.
-    """
+    """Read a folder and explain its dumps: return the report in lines, and whether there was any dump."""
     dumps, notes = read_folder(folder)
     if not dumps:
         return [
@@ -41,14 +57,7 @@ def examine(folder: Path) -> tuple[list[str], bool]:
 
 
 def diagnose(dumps: Sequence[Dump]) -> list[str]:
-    """Explain the dumps of one job.
-
-    Args:
-        dumps: dumps of its ranks in one generation, at most one of each.
-
-    Returns:
-        The report in lines.
-    """
+    """Explain the dumps of one job, of one generation and at most one of each rank, in lines."""
     by_rank = {dump.rank: dump for dump in dumps}
     absent = _absent(dumps)
     findings = [*absent, *_under_way(by_rank), *_open(by_rank)]
@@ -77,7 +86,7 @@ def _table(dumps: Sequence[Dump]) -> list[str]:
     for dump in dumps:
         finished = [op for op in dump.operations if not op.is_in_flight and op.sequence and not op.error]
         latest = max(finished, key=lambda op: op.sequence, default=None)
-        last = f"{latest.kind} {_label(latest.name)}" if latest else "-"
+        last = _call(latest.request) if latest else "-"
         flying = sum(op.is_in_flight for op in dump.operations)
         rows.append((str(dump.rank), str(dump.pid), str(dump.position), str(flying), last, _doing(dump)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -115,7 +124,9 @@ def _under_way(by_rank: dict[int, Dump]) -> list[str]:
     lines = []
     for item in under_way(by_rank):
         sequence = item.operation.sequence
-        lines.append(f"* {_what(item.operation)} was under way (log entry {sequence}) on {list_ranks(item.inside)}.")
+        lines.append(
+            f"* {_what(item.operation.request)} was under way (log entry {sequence}) on {list_ranks(item.inside)}."
+        )
         for rank in item.behind:
             late = sequence - by_rank[rank].position
             lines.append(f"{_INDENT}Rank {rank} had not come to it, it was {late} log entries behind; its main thread:")
@@ -141,8 +152,9 @@ def _open(by_rank: dict[int, Dump]) -> list[str]:
 
 def _one(item: Open) -> list[str]:
     op = item.operation
-    of_set = f" of process set {op.process_set} (ranks {op.members})" if op.process_set else ""
-    lines = [f"* {_what(op)}{of_set} waited for {item.age_s:.1f} s: submitted by {list_ranks(item.submitted)}"]
+    key = op.request.process_set
+    of_set = f" of process set {key} (ranks {list(op.members)})" if key else ""
+    lines = [f"* {_what(op.request)}{of_set} waited for {item.age_s:.1f} s: submitted by {list_ranks(item.submitted)}"]
     if item.missing:
         lines[0] += f", not by {list_ranks(item.missing)}"
     if item.unknown:
@@ -150,17 +162,25 @@ def _one(item: Open) -> list[str]:
     lines[0] += "."
     if item.confused:
         lines.append(f"{_INDENT}Operations without a name match in the order of the calls, and the orders differ:")
-        lines += [f"{_INDENT}  rank {rank}: {_what(op)} of {op.shapes}" for rank, op in sorted(item.confused.items())]
+        lines += [
+            f"{_INDENT}  rank {rank}: {_what(op.request)} of {_shapes(op)}"
+            for rank, op in sorted(item.confused.items())
+        ]
         lines.append(f"{_INDENT}Give them names, or call them in one order on all ranks.")
     return lines
 
 
-def _what(op: Operation) -> str:
-    return f"{op.kind} {_label(op.name)} ({op.site})"
+def _what(request: Request) -> str:
+    return f"{_call(request)} ({request.site})"
 
 
-def _label(name: str) -> str:
-    return repr(name.split(".", 1)[-1]) if name else "(unnamed)"
+def _call(request: Request) -> str:
+    name = repr(request.name.split(".", 1)[-1]) if request.name else "(unnamed)"
+    return f"{request.kind.name.lower()} {name}"
+
+
+def _shapes(op: Operation) -> list[list[int]]:
+    return [list(tensor.shape) for tensor in op.request.tensors]
 
 
 def _doing(dump: Dump) -> str:
@@ -171,8 +191,73 @@ def _doing(dump: Dump) -> str:
         place = next((line for line in reversed(dump.stack) if line.startswith("File ")), "not known")
         return f"in other code: {place}"
     verb = "in the middle of" if wait.executing else "waiting in"
-    return f"{verb} {wait.kind} {_label(wait.name)} ({wait.site})"
+    return f"{verb} {_what(wait.request)}"
 
 
 def _stack(dump: Dump) -> list[str]:
     return [f"{_INDENT}  {line}" for line in dump.stack]
+
+
+def under_way(dumps: Dumps) -> list[UnderWay]:
+    """Return the operations in execution, in the order of the log."""
+    found = {}
+    for dump in dumps.values():
+        for op in dump.operations:
+            if op.is_in_flight and op.started_ns and op.sequence not in found:
+                inside = [rank for rank, other in dumps.items() if _is_inside(other, op.sequence)]
+                behind = [rank for rank in op.members if rank in dumps and dumps[rank].position < op.sequence]
+                found[op.sequence] = UnderWay(op, inside, behind)
+    return [found[sequence] for sequence in sorted(found)]
+
+
+def _is_inside(dump: Dump, sequence: int) -> bool:
+    return any(op.sequence == sequence and op.is_in_flight for op in dump.operations)
+
+
+def open_operations(dumps: Dumps) -> list[Open]:
+    """Return the operations that waited for some rank, the oldest first."""
+    found: dict[tuple[int, str, int], Open] = {}
+    for dump in dumps.values():
+        for key, op in _open_here(dump, dump.position).items():
+            if key not in found or op.submitted_ns < found[key].operation.submitted_ns:
+                found[key] = _compare(dumps, dump.position, key, op)
+    waiting = [item for item in found.values() if item.missing or item.unknown or item.confused]
+    return sorted(waiting, key=lambda item: item.operation.submitted_ns)
+
+
+def _open_here(dump: Dump, position: int) -> dict[tuple[int, str, int], Operation]:
+    """Return the operations that a rank had submitted and not begun when the log was at ``position``.
+
+    The key is process set, name, and position among unnamed operations.
+    """
+    found: dict[tuple[int, str, int], Operation] = {}
+    unnamed: dict[int, int] = {}
+    for op in dump.operations:
+        if op.error or 0 < op.sequence <= position or (op.sequence == 0 and not op.is_in_flight):
+            continue
+        place = 0
+        request = op.request
+        if not request.name:
+            place = unnamed.get(request.process_set, 0)
+            unnamed[request.process_set] = place + 1
+        # The same name may come again later; compare the first operation.
+        found.setdefault((request.process_set, request.name, place), op)
+    return found
+
+
+def _compare(dumps: Dumps, position: int, key: tuple[int, str, int], op: Operation) -> Open:
+    members = op.members or sorted(dumps)
+    theirs = {rank: _open_here(dumps[rank], position).get(key) for rank in members if rank in dumps}
+    submitted = [rank for rank, other in theirs.items() if other is not None]
+    missing = [rank for rank, other in theirs.items() if other is None]
+    unknown = [rank for rank in members if rank not in dumps]
+    for pending in (pending for dump in dumps.values() for pending in dump.pending):
+        # The coordinator knows the state of ranks without a dump, too.
+        if key[1] and (pending.request.process_set, pending.request.name) == key[:2]:
+            submitted += [rank for rank in unknown if rank in pending.submitted]
+            missing += [rank for rank in unknown if rank in pending.missing]
+            unknown = [rank for rank in unknown if rank not in (*pending.submitted, *pending.missing)]
+    here = {rank: other for rank, other in theirs.items() if other is not None}
+    differ = len({(other.request.kind, other.request.tensors) for other in here.values()}) > 1
+    age_s = (max(dump.clock_ns for dump in dumps.values()) - op.submitted_ns) / 1e9
+    return Open(op, sorted(submitted), sorted(missing), unknown, here if differ and not op.request.name else {}, age_s)

@@ -34,31 +34,18 @@ GENERATION = 4096
 
 
 class Span(NamedTuple):
-    """One operation of one rank; times in nanoseconds on the clock of the host, 0 if it did not happen.
-
-    Attributes:
-        request: the request.
-        submitted: when it was submitted.
-        waited: when a thread began to wait for it.
-        sequence: its place in the log.
-        started: when its execution began.
-        ended: when it was done.
-        together: number of operations that were executed at once.
-        error: why it failed, or None.
-        ready: when the last rank submitted it; 0 if unknown.
-        last: that rank, or -1.
-    """
+    """One operation of one rank; times in nanoseconds on the clock of the host, 0 if it did not happen."""
 
     request: Request
-    submitted: int
-    waited: int
-    sequence: int
-    started: int
-    ended: int
-    together: int
-    error: str | None
-    ready: int = 0
-    last: int = -1
+    submitted: int  # when it was submitted
+    waited: int  # when a thread began to wait for it
+    sequence: int  # its place in the log
+    started: int  # when its execution began
+    ended: int  # when it was done
+    together: int  # number of operations that were executed at once
+    error: str | None  # why it failed, or None
+    ready: int = 0  # when the last rank submitted it; 0 if unknown
+    last: int = -1  # that rank, or -1
 
 
 class _Shape(NamedTuple):
@@ -79,14 +66,8 @@ def _template(process: int, name: str, args: str) -> str:
 
 
 class Events:
-    """Turns the spans of one rank into events.
-
-    Args:
-        rank: the rank.
-        title: name of the rank in the trace.
-        origin: time 0 of the trace, in nanoseconds on the clock of the host.
-        marks: returns whether this rank marks executions of a process set across all ranks.
-        generation: generation of the job, from 1.
+    """Turns the spans of one rank into events. Time 0 of the trace is ``origin``, in nanoseconds on the host's clock.
+    ``marks`` returns whether this rank marks executions of a process set across all ranks.
     """
 
     def __init__(

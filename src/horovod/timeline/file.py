@@ -27,12 +27,8 @@ MOST_BYTES = _PAGE - 2
 
 
 class TraceFile:
-    """Writes events; see the module.
-
-    Args:
-        path: the file; folders are made, an existing file is replaced. Links of this user and root are followed.
-        first: the first event, without line breaks.
-        goes_on: whether to append to an existing trace.
+    """Writes events; see the module. An existing file is replaced unless it ``goes_on``, and links of this user and
+    root are followed. The first event has no line breaks.
 
     Raises:
         OSError: the file cannot be written.

@@ -21,52 +21,30 @@ _AGAIN = re.compile(r" \(\d+\)$")
 
 @dataclass
 class Op:
-    """One operation of one rank; times in microseconds.
+    """One operation of one rank; times in microseconds."""
 
-    Attributes:
-        name: name of the tensor, such as ``allreduce.loss``.
-        kind: the collective, such as ``ALLREDUCE``.
-        sequence: its place in the log, the same on all ranks.
-        submitted: when the rank submitted it.
-        ready: when the last rank submitted it.
-        last: that rank, or -1 if unknown.
-        started: when its execution began here.
-        ended: when it was done here.
-        bytes: bytes of this rank's tensors.
-        site: the user's line.
-        waited: when a thread began to wait for it, or None.
-        error: why it failed, or empty.
-    """
-
-    name: str
-    sequence: int
-    kind: str = ""
-    submitted: float = 0.0
-    ready: float = 0.0
-    last: int = -1
-    started: float = 0.0
-    ended: float = 0.0
-    bytes: int = 0
-    site: str = ""
-    waited: float | None = None
-    error: str = ""
+    name: str  # name of the tensor, such as `allreduce.loss`
+    sequence: int  # its place in the log, the same on all ranks
+    kind: str = ""  # the collective, such as `ALLREDUCE`
+    submitted: float = 0.0  # when the rank submitted it
+    ready: float = 0.0  # when the last rank submitted it
+    last: int = -1  # that rank, or -1 if unknown
+    started: float = 0.0  # when its execution began here
+    ended: float = 0.0  # when it was done here
+    bytes: int = 0  # bytes of this rank's tensors
+    site: str = ""  # the user's line
+    waited: float | None = None  # when a thread began to wait for it, or None
+    error: str = ""  # why it failed, or empty
 
 
 @dataclass
 class RankTrace:
-    """The operations of one rank.
+    """The operations of one rank."""
 
-    Attributes:
-        ops: its operations, in the order of submission.
-        waits: when its threads waited.
-        executions: when its engine executed operations.
-        resets: when the members of the job changed; equal for all ranks.
-    """
-
-    ops: list[Op] = field(default_factory=list)
-    waits: list[Span] = field(default_factory=list)
-    executions: list[Span] = field(default_factory=list)
-    resets: list[float] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)  # its operations, in the order of submission
+    waits: list[Span] = field(default_factory=list)  # when its threads waited
+    executions: list[Span] = field(default_factory=list)  # when its engine executed operations
+    resets: list[float] = field(default_factory=list)  # when the members of the job changed; equal for all ranks
 
 
 class _Event(msgspec.Struct):
@@ -88,10 +66,7 @@ class _Event(msgspec.Struct):
 
 
 def read(path: Path) -> dict[int, RankTrace]:
-    """Read a timeline.
-
-    Args:
-        path: the file; a job that writes it may still run.
+    """Read a timeline, also while a job writes it.
 
     Returns:
         The operations of each rank, through resets: of all processes that had its number, in order of time.

@@ -24,14 +24,7 @@ _WORDS = """\
 
 
 def show(summary: Summary, console: Console, most_steps: int = 10, most_tensors: int = 12) -> None:
-    """Print a summary.
-
-    Args:
-        summary: the summary.
-        console: console to print on.
-        most_steps: number of steps to show, the slowest ones.
-        most_tensors: number of names to show.
-    """
+    """Print a summary, with the slowest steps and the first names."""
     ranks = len(summary.ranks)
     console.print(
         f"{ranks} rank{'s' * (ranks != 1)}, {summary.operations} operations each, {summary.bytes / 1e6:.1f} MB in all"

@@ -15,29 +15,17 @@ __all__ = ["RankSummary", "StepSummary", "Summary", "TensorSummary", "summarise"
 
 @dataclass(frozen=True)
 class StepSummary:
-    """One step of one rank; times in milliseconds.
+    """One step of one rank; times in milliseconds."""
 
-    Attributes:
-        number: counts from 0.
-        rank: the rank.
-        begin_ms: when it began.
-        total_ms: how long it took.
-        compute_ms: no thread waited for communication.
-        for_ranks_ms: a thread waited because some rank had not come yet.
-        for_data_ms: a thread waited though all ranks had come.
-        communication_ms: the engine executed operations.
-        overlap: share of communication_ms during which no thread waited.
-    """
-
-    number: int
+    number: int  # counts from 0
     rank: int
-    begin_ms: float
-    total_ms: float
-    compute_ms: float
-    for_ranks_ms: float
-    for_data_ms: float
-    communication_ms: float
-    overlap: float
+    begin_ms: float  # when it began
+    total_ms: float  # how long it took
+    compute_ms: float  # no thread waited for communication
+    for_ranks_ms: float  # a thread waited because some rank had not come yet
+    for_data_ms: float  # a thread waited though all ranks had come
+    communication_ms: float  # the engine executed operations
+    overlap: float  # share of communication_ms during which no thread waited
 
     @property
     def exposed_ms(self) -> float:
@@ -47,69 +35,40 @@ class StepSummary:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank over all steps.
-
-    Attributes:
-        rank: the rank.
-        mean: its average step.
-        last: the share of operations for which it came last.
-        delay_ms: time per step in which operations waited for this rank alone.
-    """
+    """One rank over all steps."""
 
     rank: int
-    mean: StepSummary
-    last: float
-    delay_ms: float
+    mean: StepSummary  # its average step
+    last: float  # the share of operations for which it came last
+    delay_ms: float  # time per step in which operations waited for this rank alone
 
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """All operations of one name, on all ranks; times are averages in milliseconds.
-
-    Attributes:
-        name: name of the tensor.
-        count: number of its executions.
-        bytes: bytes of one rank's tensors, each time.
-        negotiate_ms: from the submission until the last rank's submission.
-        queue_ms: from then until the engine had time for it.
-        execute_ms: its execution.
-        exposed_ms: time that a thread waited for it.
-        site: the user's line.
-    """
+    """All operations of one name, on all ranks; times are averages in milliseconds."""
 
     name: str
-    count: int
-    bytes: int
-    negotiate_ms: float
-    queue_ms: float
-    execute_ms: float
-    exposed_ms: float
-    site: str
+    count: int  # number of its executions
+    bytes: int  # bytes of one rank's tensors, each time
+    negotiate_ms: float  # from the submission until the last rank's submission
+    queue_ms: float  # from then until the engine had time for it
+    execute_ms: float  # its execution
+    exposed_ms: float  # time that a thread waited for it
+    site: str  # the user's line
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a timeline.
+    """The summary of a timeline."""
 
-    Attributes:
-        anchor: the operation whose submission begins a step; empty if nothing was repeated.
-        steps: every step of every rank.
-        ranks: every rank.
-        tensors: every name, the one with the longest waits first.
-        operations: number of operations of a rank, on average.
-        bytes: bytes of all ranks' tensors.
-        errors: the errors, each once.
-        resets: number of changes of the job's members.
-    """
-
-    anchor: str
-    steps: list[StepSummary]
-    ranks: list[RankSummary]
-    tensors: list[TensorSummary]
-    operations: int
-    bytes: int
-    errors: list[str]
-    resets: int = 0
+    anchor: str  # the operation whose submission begins a step; empty if nothing was repeated
+    steps: list[StepSummary]  # every step of every rank
+    ranks: list[RankSummary]  # every rank
+    tensors: list[TensorSummary]  # every name, the one with the longest waits first
+    operations: int  # number of operations of a rank, on average
+    bytes: int  # bytes of all ranks' tensors
+    errors: list[str]  # the errors, each once
+    resets: int = 0  # number of changes of the job's members
 
 
 def summarise(ranks: Mapping[int, RankTrace]) -> Summary:
