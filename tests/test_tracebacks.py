@@ -64,6 +64,26 @@ def test_an_error_ends_at_the_line_of_the_user(call: Callable[[], object]) -> No
     assert re.search(r"line \d+, in (<lambda>|fails)\n.*\n.*\n?.*Error: .", shown), shown
 
 
+def test_a_decorator_of_this_package_is_not_shown_between_lines_of_the_user() -> None:
+    @hvd.elastic.run
+    def train(state: hvd.elastic.ObjectState) -> None:
+        hvd.rank()
+
+    shown = fails(lambda: train(hvd.elastic.ObjectState(lambda value: value, lambda: 0, x=1)))
+    assert "in <lambda>" in shown and "in train\n" in shown
+    assert not INSIDE.search(shown), shown
+
+
+@pytest.mark.parametrize("module", ["horovod.engine.signals", "torch.nn"])
+def test_an_interrupt_inside_this_package_is_shown_up_to_the_line_of_the_user(module: str) -> None:
+    scope = {"__name__": module}
+    exec("def stop():\n    raise KeyboardInterrupt", scope)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        scope["stop"]()  # type: ignore[operator]
+    shorten(caught.value)
+    assert ("in stop\n" in "".join(traceback.format_exception(caught.value))) == (module == "torch.nn")
+
+
 def test_causes_are_short_too() -> None:
     def call() -> None:
         try:

@@ -13,10 +13,6 @@ __all__ = ["oom_kills", "usable_cores"]
 def usable_cores(pids: Sequence[int] = (0,), root: Path = Path("/")) -> int:
     """Return how many cores processes may use together: their affinities, limited by this one's control groups.
 
-    Args:
-        pids: ids of processes in the same control group as this one; 0 is this one.
-        root: folder that has ``proc`` and ``sys``.
-
     Returns:
         At least 1.
     """

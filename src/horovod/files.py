@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections import deque
 from pathlib import Path
@@ -16,10 +17,7 @@ _MOST_LINKS = 40
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder, and create it if needed; follow only links that this user or root has made.
-
-    Returns:
-        A descriptor for ``dir_fd``.
+    """Return a descriptor of a folder, created if needed; follow only links that this user or root has made.
 
     Raises:
         PermissionError: a part of the path is a symbolic link of another user.
@@ -45,8 +43,10 @@ def open_folder(path: Path) -> int:
                 inner = os.open("/" if target.startswith("/") else ".", _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-    except BaseException:
+    except BaseException as error:
         os.close(folder)
+        if isinstance(error, OSError):
+            raise _of(path, error) from None
         raise
     return folder
 
@@ -70,10 +70,7 @@ def final_path(path: Path) -> Path:
 
 
 def create_file(path: Path) -> int:
-    """Open a file for writing, and create it and its folder if needed; an older file is emptied.
-
-    Returns:
-        Its descriptor.
+    """Return a descriptor of a file for writing, created with its folder if needed; an older file is emptied.
 
     Raises:
         PermissionError: its folder belongs to another user, or a part of the path is a symbolic link of another user.
@@ -89,35 +86,34 @@ def create_file(path: Path) -> int:
             )
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path.name, flags, 0o666, dir_fd=folder)
+    except OSError as error:
+        raise _of(path, error) from None
     finally:
         os.close(folder)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file by one with ``data``, so that readers see the old or the new file, and never a part.
-
-    Args:
-        path: the file; links of this user and root are followed.
-        data: its content.
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file by one with ``data``, so that readers see the old or the new file, and never a part. Links of this
+    user and root are followed.
 
     Raises:
         PermissionError: a part of the path is a symbolic link of another user.
         OSError: the file cannot be written.
     """
     path = final_path(path)
-    folder, part = open_folder(path.parent), f".{path.name}.{os.getpid()}"
+    folder, part = open_folder(path.parent), f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part, dir_fd=folder)
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
         try:
             with open(fd, "wb") as file:
                 file.write(data)
             os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=folder)
             raise
+    except OSError as error:
+        raise _of(path, error) from None
     finally:
         os.close(folder)
 
@@ -129,6 +125,11 @@ def read_all(fd: int) -> bytes:
     while len(parts) < size and (part := os.pread(fd, size - len(parts), len(parts))):
         parts += part
     return bytes(parts)
+
+
+def _of(path: Path, error: OSError) -> OSError:
+    """Return an error of a part of a path as an error of the path."""
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def _link(name: str, folder: int) -> str:

@@ -28,35 +28,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables of one launcher.
+    """The variables of one launcher."""
 
-    Attributes:
-        name: its name in ``World.launcher``.
-        rank: variable that holds the rank.
-        size: variable that holds the number of processes.
-        locals: pairs of variables for local rank and local size; the first pair that is set counts.
-        sign: variables, any of which shows that the launcher is present; ``rank`` and ``size`` when empty.
-        job: variables that tell two jobs of one daemon apart.
-        meeting: how ranks of several hosts find each other, as ``world.Meeting.kind``.
-        by_hand: variables for size and local size, for a launcher that does not set them.
-        is_job_unique: whether the values of ``job`` differ between all jobs of this user.
-        is_vouched: whether the cluster can prove that processes belong to one user, see ``rendezvous.vouching``.
-        needs_size: whether ``rank`` alone is no sign of this launcher.
-        starters: words in the command line of its process that starts all ranks of a host.
-    """
-
-    name: str
-    rank: str
-    size: str
+    name: str  # its name in `World.launcher`
+    rank: str  # variable that holds the rank
+    size: str  # variable that holds the number of processes
+    # pairs of variables for local rank and local size; the first pair that is set counts
     locals: tuple[tuple[str, str], ...] = ()
+    # variables, any of which shows that the launcher is present; `rank` and `size` when empty
     sign: tuple[str, ...] = ()
-    job: tuple[str, ...] = ()
-    meeting: str = "mpi"
-    by_hand: tuple[str, str] | None = None
-    is_job_unique: bool = False
+    job: tuple[str, ...] = ()  # variables that tell two jobs of one daemon apart
+    meeting: str = "mpi"  # how ranks of several hosts find each other, as `world.Meeting.kind`
+    by_hand: tuple[str, str] | None = None  # variables for size and local size, for a launcher that does not set them
+    is_job_unique: bool = False  # whether the values of `job` differ between all jobs of this user
+    # whether the cluster can prove that processes belong to one user, see `rendezvous.vouching`
     is_vouched: bool = False
-    needs_size: bool = False
-    starters: tuple[str, ...] = ()
+    needs_size: bool = False  # whether `rank` alone is no sign of this launcher
+    starters: tuple[str, ...] = ()  # words in the command line of its process that starts all ranks of a host
 
 
 LAUNCHERS: tuple[Launcher, ...] = (
@@ -223,12 +211,8 @@ def is_one_per_pod(row: Launcher, environ: Mapping[str, str]) -> bool:
 def hosts_and_run(
     row: Launcher, environ: Mapping[str, str], full_name: Callable[[], str] | None = None
 ) -> tuple[tuple[str, ...], str]:
-    """Return hosts, one of which is rank 0's, and a text that only the ranks of this run have in common.
-
-    Args:
-        row: a launcher whose ranks meet at a host.
-        environ: variables to read.
-        full_name: returns the name of this host in DNS; asks the system when omitted.
+    """Return hosts, one of which is rank 0's, and a text that only the ranks of this run have in common. The launcher
+    is one whose ranks meet at a host; ``full_name`` returns the name of this host in DNS.
 
     Raises:
         InitError: the name of the first pod does not follow from the name of this one.
@@ -249,10 +233,8 @@ def hosts_and_run(
 
 
 def hosts_and_run_of_step(step: str) -> tuple[tuple[str, ...], str]:
-    """Return the result of ``hosts_and_run`` for a step of this Slurm job, without values that added steps do not get.
-
-    Args:
-        step: its number; the step of this process when empty.
+    """Return the result of ``hosts_and_run`` for a step of this Slurm job, that of this process when empty, without
+    values that added steps do not get.
 
     Raises:
         InitError: srun has not started this process.
@@ -278,11 +260,8 @@ def _full_name() -> str:
 
 
 def first_pod(name: str, index: str) -> str:
-    """Return the name of the first pod of an Indexed Job.
-
-    Args:
-        name: name of this pod in DNS, such as ``train-2.train.default.svc.cluster.local``.
-        index: index of this pod.
+    """Return the name of the first pod of an Indexed Job, from that of another one in DNS, such as
+    ``train-2.train.default.svc.cluster.local``, and its index.
 
     Raises:
         InitError: the name of this pod has another form.
@@ -327,11 +306,8 @@ def aprun_size(command: Sequence[str]) -> int:
 
 
 def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[int]]:
-    """Return a task's local rank, its node, and the number of tasks of each node: Slurm writes ``4(x2),3``.
-
-    Args:
-        size: number of tasks, which are all on one node unless a variable says otherwise.
-        environ: variables to read.
+    """Return a task's local rank, its node, and the number of tasks of each node: Slurm writes ``4(x2),3``. They are
+    all on one node unless a variable says otherwise.
 
     Raises:
         InitError: the variables make no sense.
@@ -351,9 +327,6 @@ def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[
 
 def run_lengths(spec: str) -> list[int]:
     """Return the numbers of a list as Slurm writes it, ``4(x2),3``.
-
-    Args:
-        spec: the list.
 
     Raises:
         ValueError: the text is no such list.

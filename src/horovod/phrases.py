@@ -1,4 +1,4 @@
-"""Lists in words, for messages, and text that any stream can show."""
+"""Lists and sizes in words, for messages, and text that any stream can show."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-__all__ = ["discard_output", "few", "list_ranks", "printable", "show_any_text"]
+__all__ = ["discard_output", "few", "format_bytes", "list_ranks", "nearest", "printable", "show_any_text"]
 
 _NAMED = 3
+_TOO_SHORT = len("--log")  # for first words of a flag
 
 
 def few(names: Sequence[object]) -> str:
@@ -25,14 +26,37 @@ def list_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' * (len(listed) != 1)} {', '.join(listed)}"
 
 
+def format_bytes(nbytes: float) -> str:
+    """Write a number of bytes with the unit a reader expects: ``64 B``, ``1.5 KiB``, ``256 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024 or unit == "GiB":
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the name that was meant by a misspelt one, or by its first words; empty if no name is close."""
+    import difflib
+
+    starts: dict[str, str] = {}
+    for entry in sorted(known, key=len, reverse=True):
+        words = entry.split("-")
+        firsts = ("-".join(words[:count]) for count in range(1, len(words)))
+        starts |= dict.fromkeys((first for first in firsts if len(first) > _TOO_SHORT), entry)
+        starts[entry] = entry
+    close = difflib.get_close_matches(name, starts, 1, 0.8)
+    return starts[close[0]] if close else ""
+
+
 def printable(text: str) -> str:
     """Return ``text`` so that UTF-8 can hold it: lone surrogates, as of a path in Latin-1, become ``\\udce9``."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
-def discard_output() -> None:
-    """Discard unprinted output: otherwise Python would flush it at exit, and report the error once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard_output(stream: TextIO | None = None) -> None:
+    """Discard unprinted output: otherwise Python would flush it at exit, fail again, and end with exit code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stdout if stream is None else stream).fileno())
 
 
 def show_any_text(stream: TextIO) -> None:

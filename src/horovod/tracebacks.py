@@ -1,10 +1,10 @@
-"""Makes tracebacks end with the user's line: errors of this package explain themselves without its frames."""
+"""Reduces tracebacks to the user's lines: errors of this package explain themselves without frames of packages."""
 
 from __future__ import annotations
 
 import dis
 import logging
-from types import TracebackType
+from types import CodeType, TracebackType
 
 from horovod.errors import DuplicateNameError, HorovodInternalError, OptimizerUseError
 from horovod.logs import logger
@@ -24,7 +24,7 @@ _RAISED_FOR_THE_USER = (ValueError, TypeError, NotImplementedError, AttributeErr
 
 
 def shorten(error: BaseException) -> None:
-    """End the tracebacks of an error and of its causes with the user's line, if the error explains itself.
+    """Reduce the tracebacks of an error and of its causes to the user's lines, if the error explains itself.
 
     With HOROVOD_LOG_LEVEL=debug they stay as they are.
     """
@@ -40,24 +40,25 @@ def shorten(error: BaseException) -> None:
 
 
 def without_plumbing(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback that ends with the user's line; unchanged, if there is no such line."""
-    entries = _entries(trace)
-    while entries and _package(entries[-1]) in PLUMBING:
-        entries.pop()
-    if not entries:
-        return trace
-    short = None
-    for entry in reversed(entries):
-        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return short
+    """Return a traceback of the user's lines only; unchanged, if there is no such line."""
+    short: TracebackType | None = None
+    for entry in reversed(_entries(trace)):
+        is_told = short is not None and _line(short) == _line(entry)
+        if _package(entry) not in PLUMBING and not is_told:
+            short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return trace if short is None else short
 
 
 def _speaks_for_itself(error: BaseException) -> bool:
     if isinstance(error, _SPEAK_FOR_THEMSELVES):
         return True
-    if not isinstance(error, _RAISED_FOR_THE_USER) or error.__traceback__ is None:
+    if error.__traceback__ is None:
         return False
     innermost = _entries(error.__traceback__)[-1]
+    if isinstance(error, KeyboardInterrupt):
+        return _package(innermost) == "horovod"
+    if not isinstance(error, _RAISED_FOR_THE_USER):
+        return False
     instruction = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
     return _package(innermost) == "horovod" and dis.opname[instruction] == "RAISE_VARARGS"
 
@@ -68,6 +69,10 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
         found.append(trace)
         trace = trace.tb_next
     return found
+
+
+def _line(entry: TracebackType) -> tuple[CodeType, int]:
+    return entry.tb_frame.f_code, entry.tb_lineno
 
 
 def _package(entry: TracebackType) -> str:

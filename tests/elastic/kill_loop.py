@@ -125,7 +125,7 @@ def _policy(rng: random.Random) -> tuple[Policy, dict[str, int]]:
     size, spares = rng.randint(2, 5), rng.choice((0, 0, 1))
     is_replaced = rng.random() < 0.75
     cool_down_s = (0.0, 0.0) if is_replaced else None
-    policy = Policy(size, True, 1, cool_down_s=cool_down_s, spares=spares, timeout_s=60.0, start_timeout_s=_LIMIT_S)
+    policy = Policy(size, 1, cool_down_s=cool_down_s, spares=spares, timeout_s=60.0, start_timeout_s=_LIMIT_S)
     slots = size + spares
     return policy, {"a": slots} if rng.random() < 0.75 else {"a": slots - slots // 2, "b": slots // 2}
 

@@ -22,7 +22,7 @@ PHASES = {
     "sync": ("horovod.bindings.elastic.state", "ObjectState.sync", False),
     "save of a commit": ("horovod.bindings.elastic.state", "ObjectState.save", False),
     "end of a commit": ("horovod.bindings.elastic.state", "State.check_host_updates", True),
-    "waiting for the others' end": ("horovod.bindings.elastic.run", "_ThisJob.leave", True),
+    "waiting for the others' end": ("horovod.bindings.elastic.run", "_Job.leave", True),
     "shutdown": ("horovod.bindings.process_sets", "shutdown", True),
 }
 
@@ -65,7 +65,7 @@ def _train(folder: str, phase: str) -> dict[str, Any]:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_second_rank_is_lost_in_any_phase(phase: str, tmp_path: Path) -> None:
     (tmp_path / "end").touch()  # of the first epoch
-    with ElasticJob(_train, Policy(4, is_elastic=True, minimum=1), {"a": 4}, (str(tmp_path), phase)) as job:
+    with ElasticJob(_train, Policy(4, minimum=1), {"a": 4}, (str(tmp_path), phase)) as job:
         ends = job.ends()
     seen = {end.slot.number: end for end in ends}
     assert [seen[number].outcome.exitcode for number in (1, 2)] == [-signal.SIGKILL] * 2

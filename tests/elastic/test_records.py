@@ -42,7 +42,7 @@ def _train(path: Path) -> tuple[int, int, int]:
 
 def test_records_go_on_after_the_loss_of_rank_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.json"
-    policy = Policy(3, is_elastic=True, minimum=2)
+    policy = Policy(3, minimum=2)
     with ElasticJob(_train, policy, {"a": 3}, args=(path,), env={"HOROVOD_TIMELINE": str(path)}) as job:
         values = job.values().values()
     assert [value[:2] for value in values] == [(done, 1) for _, _, done in values]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from horovod.launch.allocation import find_allocation, spread
@@ -124,3 +126,9 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("none") / "nodes"
     with pytest.raises(ValueError, match=str(path)):
         find_allocation({"PBS_NODEFILE": str(path)})
+
+
+@pytest.mark.parametrize("num_proc", [0, "2", 1.5])
+def test_a_number_of_ranks_that_is_none_is_named(num_proc: Any) -> None:
+    with pytest.raises(ValueError, match=rf"-np \(num_proc\) must be at least 1; received {num_proc!r}"):
+        choose_hosts("", "", num_proc)

@@ -1,4 +1,4 @@
-"""Signals, and settings of ssh, while horovodrun still checks hosts; ssh is a stand-in."""
+"""Signals while horovodrun still checks hosts; ssh is a stand-in."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import os
 import select
 import signal
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from launching import HOROVODRUN, TIMEOUT_S
 
-#: Says that it runs, and ends when its input does, as ssh and an agent do; and what it was told to answer to -G.
+from horovod.launch import host_checks
+
+#: Says that it runs, and ends when its input does, as ssh and an agent do.
 SSH = """#!/bin/sh
-if [ "$1" = -G ]; then echo "$SETTINGS"; exit; fi
-[ -n "$SETTINGS" ] && exit
 exec 7>"$RUNNING"
 echo up >&7
 exec $WAITING
 """
 
 
-def _checking(folder: Path, settings: str = "", waiting: str = "cat") -> subprocess.Popen[str]:
+def _checking(folder: Path, waiting: str = "cat") -> subprocess.Popen[str]:
     """A horovodrun that checks two hosts."""
     (folder / "ssh").write_text(SSH)
     (folder / "ssh").chmod(0o755)
-    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "SETTINGS": settings, "WAITING": waiting}
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "WAITING": waiting}
     environ["RUNNING"] = str(folder / "running")
     return subprocess.Popen(
         [*HOROVODRUN, "-np", "2", "-H", "far-a.invalid,far-b.invalid", "true"],
@@ -59,9 +62,20 @@ def test_kill_9_leaves_no_ssh_client_behind_that_hears_nothing(tmp_path: Path) -
         assert clients.read() == ""
 
 
-def test_a_setting_of_ssh_that_keeps_it_from_talking_is_named(tmp_path: Path) -> None:
-    with _checking(tmp_path, "stdinnull yes") as process:
-        _, said = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1
-    for host in ("far-a.invalid", "far-b.invalid"):
-        assert f"{host}: `StdinNull yes` in the configuration of ssh on this host" in said
+def test_a_host_with_a_problem_does_not_keep_the_check_of_another_one_busy() -> None:
+    """Its pipe has ended, which would wake the poll at once, again and again."""
+    ends = [os.pipe() for _ in range(2)]
+    os.close(ends[0][1])
+    ended_at = time.monotonic() + 0.1
+
+    def end() -> None:
+        other.is_done = time.monotonic() >= ended_at
+
+    bad: Any = Mock(is_done=True, problems=["no khorovod"], due_at=0.0)
+    other: Any = Mock(is_done=False, problems=[], due_at=ended_at, tend=end)
+    for check, (reader, _) in zip((bad, other), ends, strict=True):
+        check.connection.wire = Mock(incoming=reader, is_closed=False)
+    host_checks._await_answers([bad, other], TIMEOUT_S)
+    assert 1 <= bad.tend.call_count <= 2
+    for fd in (ends[0][0], *ends[1]):
+        os.close(fd)

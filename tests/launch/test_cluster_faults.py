@@ -87,7 +87,7 @@ def test_full_disks_end_files_but_not_the_job(cluster: Cluster, tmp_path: Path) 
     assert sorted(line for line in ended.lines if "in the end" in line) == [
         f"[{rank}]<stdout>:in the end [2998, 2998]" for rank in (0, 1)
     ]
-    assert "horovodrun: output file lost: [Errno 28] No space left on device" in ended.out
+    assert "/rank.1/stdout misses output from here on: No space left on device" in ended.out
     assert f"the timeline {full}/trace.json ends here: [Errno 28] No space left on device" in ended.err
     assert len(events) > 100
 

@@ -60,8 +60,8 @@ while True:
     act = plan.get("acts", {}).get(f"{hvd.rank()}") if number <= plan.get("until", 1) else None
     if act == "kill":
         os.kill(os.getpid(), 9)
-    elif act == "exit":
-        os._exit(7)
+    elif act in ("exit 0", "exit 7"):
+        os._exit(int(act[-1]))
     elif act == "stop":
         os.kill(os.getpid(), 19)
     elif act == "hold":
@@ -105,7 +105,14 @@ def done(ended: Ended) -> list[tuple[int, int, int]]:
     return sorted((int(rank), int(size), int(step)) for _, rank, size, step in found)
 
 
-@pytest.mark.parametrize(("act", "how"), [("kill", "was killed by SIGKILL"), ("exit", "ended with exit code 7")])
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        ("exit 7", "ended with exit code 7"),
+        ("exit 0", "left with exit code 0"),
+    ],
+)
 @pytest.mark.parametrize("ready", [SOON, (*NEVER, "--spares", "1")], ids=["again", "spare"])
 def test_a_lost_rank_is_replaced(act: str, how: str, ready: tuple[str, ...], script: str) -> None:
     plan = json.dumps({"acts": {"1": act}, "after": 1, "size": 3})
@@ -138,8 +145,8 @@ def test_a_stopped_rank_is_killed_and_one_that_holds_the_gil_is_not(script: str)
             "the job has ended: the job has reached its limit of resets, 0", 137,
         ),
         (
-            ("--min-np", "3", "--elastic-timeout", "1", *NEVER), {"acts": {"1": "exit"}},
-            "the job has ended: only 2 of at least 3 ranks were there within 1 s", 7,
+            ("--min-np", "3", "--elastic-timeout", "1", *NEVER), {"acts": {"1": "exit 7"}},
+            "the job has ended: only 2 of at least 3 ranks were there within 1 s (HOROVOD_ELASTIC_TIMEOUT)", 7,
         ),
         (
             ("--min-np", "1"), {"acts": {"0": "kill", "1": "kill", "2": "kill"}},
@@ -165,9 +172,20 @@ def test_a_job_that_cannot_go_on_ends_with_the_causes(
 KILLED = "import os; os.environ['HOROVOD_RANK'] == '1' and os.kill(os.getpid(), 9)"
 
 
+LEAVES_EARLY = """
+import os, sys
+if os.environ["HOROVOD_RANK"] == "1":
+    sys.exit(0)
+import horovod.numpy as hvd
+hvd.init()
+hvd.elastic.run(print)(hvd.elastic.NumpyState())
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
+        (LEAVES_EARLY, 1, "ended with exit code 0, before the ranks had met"),
         ("import sys; sys.exit(3)", 3, "ended with exit code 3, before the ranks had met"),
         ("print(undefined)", 1, "ended with exit code 1, before the ranks had met"),
         ("print(1)", 0, ""),

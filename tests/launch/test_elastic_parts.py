@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 
 from horovod.core.membership_events import Assign, Position, Slot
-from horovod.launch.discovery import Answers, HostOffer, ScriptAnswer, read_answer
+from horovod.launch.discovery import Answers, ScriptAnswer, read_answer
 from horovod.launch.elastic_members import ElasticMembers
 from horovod.launch.elastic_options import elastic_options, seconds
+from horovod.launch.hosts import HostSlots
 from horovod.launch.ledger import Ledger, Loss, signature
 
-A, B = HostOffer("a", 2), HostOffer("me@b", 3)
+A, B = HostSlots("a", 2), HostSlots("me@b", 3)
 
 
 @pytest.mark.parametrize(
     ("status", "out", "error", "hosts", "problem"),
     [
         (0, "a\nme@b:3 # new\n\n", "noise", {"a": A, "b": B}, ""),
-        (0, "a slots=2\nb\n", "", {"a": A, "b": HostOffer("b", 2)}, ""),
-        (0, "localhost:1\nhere:2\n", "", {"me": HostOffer("localhost", 3)}, ""),
+        (0, "a slots=2\nb\n", "", {"a": A, "b": HostSlots("b", 2)}, ""),
+        (0, "localhost:1\nhere:2\n", "", {"me": HostSlots("localhost", 3)}, ""),
         (0, "a:2\nb:0\nlocalhost slots=0\n", "", {"a": A}, ""),
         (0, "# up\r\n  a:1 \t\r\na:1\r\n", "", {"a": A}, ""),
         (
@@ -31,7 +32,7 @@ A, B = HostOffer("a", 2), HostOffer("me@b", 3)
             "printed no list of hosts: its output, line 1: expected `host slots=n`, received 'a : 2'",
         ),
         (0, "a:0\n", "", {}, "printed no host"),
-        (0, "fd77::0\n[fd77::1]:0\na:0  # soon\n", "", {"fd77::0": HostOffer("fd77::0", 2)}, ""),
+        (0, "fd77::0\n[fd77::1]:0\na:0  # soon\n", "", {"fd77::0": HostSlots("fd77::0", 2)}, ""),
         (0, " \n", "no hosts\n", {}, "printed no host: no hosts"),
         (0, "<html>\n", "", {}, "printed no list of hosts: '<html>' is no name of a host"),
         (0, "a b c\n", "", {}, "printed no list of hosts: its output, line 1: expected `host slots=n`"),
@@ -41,7 +42,7 @@ A, B = HostOffer("a", 2), HostOffer("me@b", 3)
     ],
 )
 def test_answers_of_a_script(
-    status: int | None, out: str, error: str, hosts: dict[str, HostOffer], problem: str
+    status: int | None, out: str, error: str, hosts: dict[str, HostSlots], problem: str
 ) -> None:
     answer = read_answer(status, out, error, 2, lambda name: name in ("localhost", "here"), "me")
     assert answer.hosts == hosts
@@ -81,7 +82,7 @@ def test_sizes_of_an_elastic_job(given: dict[str, Any], num_proc: int | None, si
     options = elastic_options(given, num_proc)
     assert options is not None
     policy = options.policy(9.0, 5.0)
-    assert (policy.size, policy.fewest, policy.most) == sizes
+    assert (policy.size, policy.minimum, policy.most) == sizes
     assert (policy.timeout_s, policy.start_timeout_s) == (9.0, 5.0)
     assert policy.is_discovering == ("--host-discovery-script" in given)
 
@@ -113,7 +114,13 @@ def test_other_options_of_an_elastic_job() -> None:
     assert options is not None
     policy = options.policy(9.0, 5.0)
     assert (options.chaos_s, policy.spares, policy.resets, policy.cool_down_s) == (90.0, 1, 0, (2.0, 9.0))
-    assert elastic_options({"--min-np": None, "--host-discovery-script": ""}, 2) is None
+    assert elastic_options({"--min-np": None, "--host-discovery-script": None}, 2) is None
+
+
+@pytest.mark.parametrize("flag", ["--min-np", "--host-discovery-script", "--chaos"])
+def test_an_empty_option_does_not_make_the_job_one_of_fixed_size(flag: str) -> None:
+    with pytest.raises(ValueError, match=f"{flag} is empty; leave it out, or give a value"):
+        elastic_options({flag: ""}, 2)
 
 
 def test_losses_and_joins_are_told_with_their_times() -> None:
@@ -192,6 +199,51 @@ def test_new_processes_that_are_always_lost_before_another_step_end_the_job(
         members.start(slot, 2)
     said = "rank 1 of a:1 was killed by SIGKILL, as the processes before it that joined at step 7"
     assert members.script_error() == (said if is_vain else "")
+
+
+def test_a_member_that_ends_before_its_launcher_knows_of_the_assignment_is_lost_by_its_rank() -> None:
+    members = ElasticMembers()
+    for number in range(2):
+        members.start(Slot("a", number), 2)
+    positions = dict.fromkeys(members.running, Position(0, 0, 1, 0, 1, False))
+    ended = members.running.pop(Slot("a", 1))
+    members.assigned(0.0, Assign(1, positions))
+    assert members.begun(1.0, 1, 0, str) == []
+    assert members.ranks == {0: 0, ended: 1}
+    assert members.name(ended) == "rank 1" and members.was_member(ended)
+    assert members.lost(2.0, ended, "rank 1", "ended with exit code 7", 7, "") == []
+    assert members.ledger.causes() == ["    rank 1 ended with exit code 7"]
+
+
+def test_a_loss_after_the_training_is_told_at_once_and_takes_no_time() -> None:
+    members = ElasticMembers()
+    for number in range(2):
+        members.start(Slot("a", number), 2)
+    members.assigned(0.0, Assign(1, dict.fromkeys(members.running, Position(0, 0, 1, 0, 1, False))))
+    members.begun(1.0, 1, 0, str)
+    members.ledger.is_trained = True
+    how = "was killed by SIGKILL"
+    assert members.lost(2.0, 1, "rank 1", how, 137, "") == [f"rank 1 {how}, after the training had ended"]
+    assert members.ledger.due_at() is None
+    assert members.ledger.causes() == [f"    rank 1 {how}"]
+    assert "1 loss and 0 joins by step 9, 0 resets, 0.00 of 60.0 s lost" in members.ledger.summary(61.0, 9)
+    members.begun(62.0, 2, 9, str)
+    assert not members.ledger.is_trained
+
+
+def test_exit_code_0_is_told_only_if_the_others_go_on() -> None:
+    members = ElasticMembers()
+    for number in range(2):
+        members.start(Slot("a", number), 2)
+    assert members.left(2, "a process that was never a member") == []
+    members.assigned(0.0, Assign(1, dict.fromkeys(members.running, Position(0, 0, 1, 0, 1, False))))
+    assert members.begun(1.0, 1, 0, str) == []
+    assert members.left(members.running.pop(Slot("a", 1)), "rank 1") == []
+    assert members.ledger.summary(60.0, 9) == ""
+    members.assigned(2.0, Assign(2, dict.fromkeys(members.running, Position(0, 0, 1, 0, 1, False))))
+    lines = members.begun(2.5, 2, 9, str)
+    assert lines == ["rank 1 left with exit code 0; 1 rank continues at step 9, after 0.50 s"]
+    assert members.ledger.summary(60.0, 9).startswith("1 loss and 0 joins")
 
 
 TRACEBACK = """noise

@@ -210,7 +210,7 @@ def test_killing_those_who_watch_leaves_nothing(whom: str) -> None:
         (guard,) = _children(running.process.pid)
         (keeper,) = _children(guard)
         watching = {"horovodrun": running.process.pid, "keeper": keeper, "guard": guard}
-        # Nobody of them runs between the two deaths.
+        # Of those only the guard may run before it is killed: the kernel continues it when horovodrun is killed.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for name, pid in watching.items():
                 if name in whom:
@@ -220,6 +220,23 @@ def test_killing_those_who_watch_leaves_nothing(whom: str) -> None:
     if "horovodrun" not in whom:
         assert ended.code == 1
         assert "the process that watches the ranks was killed" in ended.err
+
+
+def test_a_guard_that_is_killed_after_horovodrun_leaves_the_keeper_to_end_the_job() -> None:
+    def is_stopped(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    with started("-np", "2", PY, "-c", DAEMON, ranks=2) as running:
+        (guard,) = _children(running.process.pid)
+        (keeper,) = _children(guard)
+        os.kill(keeper, signal.SIGSTOP)
+        while not is_stopped(keeper):
+            pass
+        running.process.kill()
+        while is_stopped(keeper):
+            pass
+        os.kill(guard, signal.SIGKILL)
+        assert running.still_alive() == []
 
 
 @pytest.mark.parametrize(

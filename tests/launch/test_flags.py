@@ -87,6 +87,8 @@ def test_every_flag_of_the_table_is_known() -> None:
     ("argv", "said"),
     [
         (("--verbos", "x"), r"unknown flag --verbos; did you mean --verbose\?"),
+        (("--timline", "t.json", "x"), r"unknown flag --timline; did you mean --timeline-filename\?"),
+        (("-np", "2", "-H", "", "x"), r"-H or -hostfile is empty; leave it out"),
         (("--fusion-treshold-mb=3", "x"), r"did you mean --fusion-threshold-mb\?"),
         (("-n", "2", "x"), r"unknown flag -n; did you mean -np\?"),
         (("--mpi=pmix", "x"), r"--mpi takes no value; received --mpi=pmix"),

@@ -13,6 +13,8 @@ import pytest
 from launching import HOROVODRUN, TIMEOUT_S, horovodrun
 
 from horovod.cgroups import usable_cores
+from horovod.launch.console import runnable
+from horovod.launch.flags import UsageError
 
 PY = sys.executable
 ALL_KNOWING = """
@@ -182,13 +184,15 @@ def test_threads_are_shared_out_and_one_line_says_so() -> None:
     [
         ((), "-np is missing"),
         (("-np", "2"), "no command"),
-        (("-np", "0", "true"), "-np must be at least 1; received 0"),
+        (("-np", "0", "true"), "-np (num_proc) must be at least 1; received 0"),
         (("-np", "100000", "true"), "is more than 64 ranks for each of"),
         (("-np", "2", "-H", "localhost:1", "true"), "Requested more processes (2)"),
         (("-np", "2", "-hostfile", "/no/such", "true"), "-hostfile /no/such: No such file"),
         (("-np", "2", "no-such-command"), "'no-such-command' was not found"),
         (("-np", "2", "/etc/passwd"), "'/etc/passwd' is not executable; `chmod +x /etc/passwd`"),
         (("-np", "2", "/etc"), "'/etc' is a folder"),
+        (("-np", "2", ""), "the command '' is empty"),
+        (("--doctor", "/no/such"), "--doctor /no/such: No such file or directory"),
         (("-np", "2", "no_such.py"), "'no_such.py' was not found in /"),
         (("-np", "2", "python train.py"), "without quotes around it, it is the command 'python' with arguments"),
     ],
@@ -200,6 +204,25 @@ def test_wrong_command_line_is_one_line_and_exit_code_2(args: tuple[str, ...], s
     assert said in ended.err
     assert len(ended.err.splitlines()) == 1
     assert ended.out == ""
+
+
+def test_what_shell_and_kernel_would_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script without a first line for the kernel runs by Python; a program of this folder has no path."""
+    for name in ("plain.py", "program"):
+        (tmp_path / name).write_text("print('ran')\n")
+        (tmp_path / name).chmod(0o755)
+    assert horovodrun("-np", "1", "./plain.py", cwd=tmp_path).lines == ["ran"]
+    assert (
+        "was not found in PATH; for the one in this folder write `./program`"
+        in horovodrun("-np", "1", "program", cwd=tmp_path).err
+    )
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(UsageError, match=r"the command '/far/train\.py' cannot be read: Permission denied"):
+        runnable(("/far/train.py",), "/bin", is_needed=True)
 
 
 def test_wrong_setting_in_the_environment_is_one_error() -> None:

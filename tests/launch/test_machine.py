@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from horovod.launch.machine import is_this_host
+from horovod.launch.hosts import is_this_host
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.1.1", "::1", os.uname().nodename])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from launching import HOROVODRUN, horovodrun
 from namespaces import Cluster
 
+from horovod.errors import InitError
 from horovod.launch.hosts import HostSlots
 from horovod.launch.mpi import MpiLauncher, command_line, recognize
 from horovod.launch.ssh import Access
+from horovod.rendezvous import mpi
+from horovod.world import World
 
 HOSTS = [HostSlots("a", 2), HostSlots("b", 2)]
 ACCESS = Access("python", 2222, "/key", interfaces=("eth0", "ib0"))
@@ -167,3 +171,10 @@ def test_mpirun_starts_the_ranks_of_two_hosts(cluster: Cluster, mpirun: list[str
     assert sorted(ended.lines) == ["rank 0 of 2 on a mine key", "rank 1 of 2 on b mine key"]
     assert "ignored" not in ended.err
     assert "horovodrun: running " in ended.err and "-x HOROVOD_SECRET_KEY" in ended.err
+
+
+def test_mpi4py_without_an_mpi_library_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``horovod.lightning`` puts None there, so that Lightning does not load mpi4py either."""
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    with pytest.raises(InitError, match=r"mpi4py, which finds no MPI library; add the folder of libmpi\.so"):
+        mpi.introduce(World(0, 2, 0, 1, 0, 2, "a", "mpirun", "j", b"k"), 1.0)

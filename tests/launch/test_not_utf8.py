@@ -85,7 +85,7 @@ for _ in range(3):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tables_of_names_that_the_terminal_cannot_show(tmp_path: Path, encoding: str) -> None:
     folder = tmp_path / "\u2192"
-    folder.mkdir()
+    (folder / "d\u03a9").mkdir(parents=True)
     (folder / "train.py").write_text(RECORDED)
     names = {"HOROVOD_TIMELINE": "t\u03a9.json", "HOROVOD_FLIGHT_RECORDER_DIR": "d\u03a9"}
     code, told = run(["python", "train.py"], folder, **names, **ENCODINGS[encoding])

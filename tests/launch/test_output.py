@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.launch.cli import main
-from horovod.launch.output import FileSink, OutputSink, RankStream, TextSink
-from horovod.launch.repeats import Tracebacks
+from horovod.launch.output import FileSink, OutputSink, RankStream, TextSink, Tracebacks
+from horovod.launch.plan import Rotation
+from horovod.launch.rotation import OutputFile
 
 
 class MemorySink(OutputSink):
@@ -142,22 +143,22 @@ def test_without_label_bytes_pass_as_they_come() -> None:
 
 
 def test_file_gets_everything_as_it_comes(tmp_path: Path) -> None:
-    with open(tmp_path / "f", "wb", buffering=0) as file:
-        stream = RankStream(MemorySink(), "0:", file)
-        stream.feed(b"a\r")
-        stream.feed(b"b")
-        stream.finish()
-        assert file.closed
+    file = OutputFile(tmp_path / "f", Rotation())
+    stream = RankStream(MemorySink(), "0:", file)
+    stream.feed(b"a\r")
+    stream.feed(b"b")
+    stream.finish()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.write(b"after its end")
     assert (tmp_path / "f").read_bytes() == b"a\rb"
 
 
 def test_a_full_disk_is_said_once_and_does_not_stop_the_rank() -> None:
     sink = MemorySink()
-    with open("/dev/full", "wb", buffering=0) as file:
-        stream = RankStream(sink, "0:", file)
-        stream.feed(b"a\n")
-        stream.feed(b"b\n")
-    assert sink.data.count(b"No space left") == 1
+    stream = RankStream(sink, "0:", OutputFile(Path("/dev/full"), Rotation()))
+    stream.feed(b"a\n")
+    stream.feed(b"b\n")
+    assert sink.data.count(b"horovodrun: /dev/full misses output from here on: No space left on device\n") == 1
     assert sink.data.endswith(b"0:a\n0:b\n")
 
 
@@ -278,6 +279,19 @@ def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
     before = b"".join(_labelled(rank, b"before\n") for rank in range(4))
     assert sink.data == before + _labelled(0, TRACEBACK) + _labelled(3, worse)
     assert tracebacks.summary() == ["ranks 1, 2 ended with the same traceback as rank 0"]
+    assert tracebacks.summary(lambda rank: rank + 5) == ["ranks 6, 7 ended with the same traceback as rank 5"]
+
+
+def test_tracebacks_of_muted_ranks_are_not_counted() -> None:
+    sink = MemorySink()
+    tracebacks, streams = _streams(sink, 2)
+    for stream in streams:
+        stream.feed(TRACEBACK[:40])
+        stream.mute()
+        stream.feed(TRACEBACK[40:])
+        stream.finish()
+    assert sink.data == b""
+    assert tracebacks.summary() == []
 
 
 def test_a_traceback_after_which_the_stream_goes_on_is_shown_by_everybody() -> None:

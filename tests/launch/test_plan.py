@@ -142,7 +142,7 @@ def test_output_folders_sort_by_rank(num_proc: int, last: str) -> None:
 
 @pytest.mark.parametrize("num_proc", [0, -1])
 def test_at_least_one_rank(num_proc: int) -> None:
-    with pytest.raises(ValueError, match="-np must be at least 1"):
+    with pytest.raises(ValueError, match=rf"-np \(num_proc\) must be at least 1; received {num_proc}"):
         plan(num_proc=num_proc)
 
 

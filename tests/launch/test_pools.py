@@ -16,7 +16,7 @@ import pytest
 
 from horovod.core.membership_events import Slot
 from horovod.errors import LaunchError
-from horovod.launch import task
+from horovod.launch import supervision, task
 from horovod.launch.call import elastic_results_of, pack
 from horovod.launch.elastic import ElasticJob
 from horovod.launch.elastic_assembly import run_on_pool
@@ -26,6 +26,7 @@ from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.output import NullSink, TextSink
 from horovod.launch.plan import LaunchPlan
+from horovod.launch.supervision import RankPlace, Supervision
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -227,3 +228,26 @@ class _CallingPool(_Pool):
 
 def test_a_job_whose_processes_have_no_command() -> None:
     assert _run(lambda: None, lambda call: _CallingPool(2, call), ()) == [0, 10]
+
+
+def test_processes_that_were_lost_with_their_host_are_not_asked_whether_they_called_init(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Other(_LostJob):
+        def has_begun(self, rank: int) -> bool:
+            return False
+
+    class Lost(_LostJob):
+        def has_begun(self, rank: int) -> bool:
+            raise AssertionError("it was closed")
+
+    monkeypatch.setattr(supervision, "ALONE_S", 0.0)
+    watch = Supervision(LaunchPlan((sys.executable, "train.py"), "here", {}, ()), (NullSink(), TextSink(sys.stderr)))
+    watch.places = {0: RankPlace(Lost(1), 0), 1: RankPlace(Other(1), 0)}
+    watch.outcome.lost = {0: "lost"}
+    watch.expect_init(2)
+    watch.on_poll()
+    watch.close()
+    assert "no rank has called hvd.init() in 0 seconds" in capsys.readouterr().err
+    for place in watch.places.values():
+        place.job.close()

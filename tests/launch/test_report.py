@@ -6,9 +6,8 @@ import signal
 
 import pytest
 
-from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.report import exit_code, report
+from horovod.launch.report import Exit, Outcome, exit_code, report
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 PLAN = LaunchPlan(("x",), "box", {}, ({}, {}, {}))

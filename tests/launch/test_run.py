@@ -86,9 +86,10 @@ def test_an_exception_that_cannot_be_sent_is_still_told() -> None:
         (lambda: os.kill(os.getpid(), 9), "was killed by SIGKILL"),
         (lambda: os._exit(0), "ended without a result"),
         (lambda: sys.exit(4), "failed with exit code 4: SystemExit: 4"),
+        (sys.exit, r"the function ended with sys.exit\(0\) instead of returning"),
         (lambda: threading.Lock(), "cannot pickle"),
     ],
-    ids=["exit 7", "kill", "exit 0", "sys.exit", "no pickle"],
+    ids=["exit 7", "kill", "exit 0", "sys.exit", "sys.exit 0", "no pickle"],
 )
 def test_ranks_that_return_nothing(work: Any, said: str) -> None:
     with pytest.raises(LaunchError, match=said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from launching import started
 
+from horovod.launch.signals import ToldToEnd, told_to_end
 from horovod.timeline.dumps import read_folder
 
 PY = sys.executable
@@ -64,7 +66,7 @@ def test_all_ranks_write_their_flight_recorders(command: list[str]) -> None:
     assert ended.code == 0, ended.err
     assert [dump.rank for dump in dumps] == [0, 1, 2] and not notes
     assert any(dump.reason == "SIGUSR1" for dump in dumps)
-    assert dumps[1].wait is not None and dumps[1].wait.name == "allreduce.late"
+    assert dumps[1].wait is not None and dumps[1].wait.request.name == "allreduce.late"
     assert f"horovodrun --doctor {folder}" in ended.err
 
 
@@ -103,3 +105,12 @@ def test_the_keeper_survives_a_signal_to_everybody() -> None:
         ended = running.end()
     assert keepers
     assert ended.code == 0, ended.err
+
+
+def test_a_signal_is_not_lost_in_code_that_catches_everything() -> None:
+    reached = []
+    with pytest.raises(ToldToEnd), told_to_end():
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the end")
+    assert reached

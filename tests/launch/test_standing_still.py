@@ -1,8 +1,10 @@
-"""A horovodrun that is stopped while it checks hosts, and goes on: no host is blamed for that time."""
+"""Processes that are stopped; a horovodrun that is stopped while it checks hosts, and goes on, blames no host."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,10 @@ from horovod.launch import agent as agents
 from horovod.launch import frames
 from horovod.launch.remote import RemoteJob
 from horovod.launch.ssh import Access
+from horovod.world import is_stopped
 
 STOPPED_S = 100.0
-HELLO = frames.AgentHello(__version__, 1, "machine", "far")
+HELLO = frames.AgentHello(__version__, 1, "machine")
 
 
 class Agent:
@@ -79,3 +82,13 @@ def test_an_agent_waits_longer_for_the_launcher_before_it_has_started_ranks(monk
             break
     far.close()
     assert waited_s >= frames.SILENCE_BEFORE_START_S > 100
+
+
+def test_a_stopped_process_is_known_and_one_that_has_ended_is_not() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        assert is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)

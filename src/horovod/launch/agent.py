@@ -34,12 +34,7 @@ _STREAMS = ("stdout", "stderr")
 
 
 class Agent:
-    """One host's part of a job.
-
-    Args:
-        wire: the launcher.
-        environ: variables of its ranks, in addition to those of this process.
-    """
+    """One host's part of a job. Its ranks get ``environ`` in addition to the variables of this process."""
 
     def __init__(self, wire: AgentWire, environ: Mapping[str, str] | None = None) -> None:
         self._wire, self._environ = wire, dict(environ or {})
@@ -56,7 +51,7 @@ class Agent:
     def run(self) -> None:
         """Serve until the launcher is gone. Blocks for as long as the job runs."""
         self._wire.put_mark()
-        self._wire.send(frames.AgentHello(__version__, usable_cores(), machine_name(), os.uname().nodename))
+        self._wire.send(frames.AgentHello(__version__, usable_cores(), machine_name()))
         while not self._wire.is_closed:
             self._step()
             self._wire.show_life()
@@ -201,17 +196,7 @@ class Agent:
 
 
 def problems(folder: str, command: str, path: str, interfaces: list[str]) -> list[str]:
-    """Return the problems that keep a command from running on this host.
-
-    Args:
-        folder: folder in which the command is to run.
-        command: its name.
-        path: value of PATH, for the search.
-        interfaces: names of network interfaces that must be there.
-
-    Returns:
-        Sentences without the host's name; none when all is well.
-    """
+    """Return what keeps a command from running here, as sentences without the host's name; ``path`` is a PATH."""
     found = []
     if not Path(folder).is_dir():
         found.append(f"there is no folder {folder}; create it there, or start from a folder that all hosts have")

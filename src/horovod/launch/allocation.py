@@ -25,16 +25,11 @@ _NODE_FILES = {
 
 @dataclass(frozen=True)
 class Allocation:
-    """Hosts that a scheduler has given to this job.
+    """Hosts that a scheduler has given to this job."""
 
-    Attributes:
-        scheduler: its name.
-        hosts: the hosts, with one slot for each requested task.
-        starters: first words of the command line that runs a program on a host, by host name; other hosts use ssh.
-    """
-
-    scheduler: str
-    hosts: tuple[HostSlots, ...]
+    scheduler: str  # its name
+    hosts: tuple[HostSlots, ...]  # the hosts, with one slot for each requested task
+    # first words of the command line that runs a program on a host, by host name; other hosts use ssh
     starters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -45,10 +40,6 @@ def find_allocation(
     environ: Mapping[str, str], read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8")
 ) -> Allocation | None:
     """Return the allocation that this process is in; None where it is in none.
-
-    Args:
-        environ: environment of the process.
-        read: returns the text of a file.
 
     Raises:
         ValueError: the scheduler's variables or files make no sense.

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod import config
+from horovod.config import Config
 from horovod.errors import InitError, LaunchError
 from horovod.launch.allocation import Allocation, allocated_slots, find_allocation, spread
 from horovod.launch.flags import UsageError
 from horovod.launch.host_checks import HostCheck, check_hosts, close_hosts
-from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
+from horovod.launch.hosts import HostSlots, Place, is_this_host, parse_hostfile, parse_hosts, place
 from horovod.launch.job import Job
-from horovod.launch.machine import is_this_host
 from horovod.launch.plan import LaunchPlan, LaunchRequest, Share, make_plan
 from horovod.launch.remote import jobs_of
 from horovod.launch.ssh import Access
@@ -25,17 +25,14 @@ from horovod.launch.ssh import Access
 if TYPE_CHECKING:
     from horovod.rendezvous.service import Service
 
-__all__ = ["Assembly", "Chosen", "assemble", "choose_hosts", "interface_names", "interface_settings", "named_hosts"]
+__all__ = [
+    "Assembly", "Chosen", "access_for", "assemble", "choose_hosts", "interface_names", "interface_settings",
+    "named_hosts", "settings_of",
+]  # fmt: skip
 
 
 class Assembly:
-    """A plan, and the checked hosts that wait for it.
-
-    Args:
-        plan: the launch plan.
-        found: the other hosts.
-        service: the job service, where ranks of several hosts meet.
-    """
+    """A plan, and the checked other hosts that wait for it; with several hosts also the service where ranks meet."""
 
     def __init__(self, plan: LaunchPlan, found: Mapping[str, HostCheck], service: Service | None = None) -> None:
         self.plan = plan
@@ -48,23 +45,12 @@ class Assembly:
         return bool(self._found)
 
     def jobs(self, plan: LaunchPlan | None = None, call: bytes = b"") -> list[Job]:
-        """Return the ranks of each host, for ``supervise``.
-
-        Args:
-            plan: replaces the assembly's own plan, for example by one with open files.
-            call: the call that each rank makes, if it is one of ``horovod.run``.
-        """
+        """Return the ranks of each host, for ``FixedJob``; ``plan`` replaces the own one, as one with open files."""
         connections = {_plain(host): check.connection for host, check in self._found.items()}
         return jobs_of(plan or self.plan, connections, call)
 
     def ended(self, rank: int, who: str, how: str) -> None:
-        """Tell the ranks that wait for an ended rank about its end.
-
-        Args:
-            rank: the ended rank.
-            who: its description for messages.
-            how: how it ended, in words.
-        """
+        """Tell the ranks that wait for an ended rank who it was and how it ended, in words."""
         if self._service is not None:
             self._service.ended(rank, who, how)
 
@@ -94,34 +80,22 @@ def named_hosts(hosts: str, hostfile: str) -> list[HostSlots]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The hosts of a job.
+    """The hosts of a job."""
 
-    Attributes:
-        num_proc: number of ranks.
-        named: hosts that the user or the scheduler named, with their slots; empty for this host alone.
-        places: number of ranks on each host.
-        starters: as ``Access.starters``.
-        note: a line for the user about the scheduler's hosts or ``--check``; else empty.
-    """
-
-    num_proc: int
+    num_proc: int  # number of ranks
+    # hosts that the user or the scheduler named, with their slots; empty for this host alone
     named: Sequence[HostSlots]
-    places: Sequence[Place]
-    starters: Mapping[str, tuple[str, ...]]
-    note: str = ""
+    places: Sequence[Place]  # number of ranks on each host
+    starters: Mapping[str, tuple[str, ...]]  # as `Access.starters`
+    note: str = ""  # a line for the user about the scheduler's hosts or `--check`; else empty
 
 
 def choose_hosts(
     hosts: str, hostfile: str, num_proc: int | None, has_script: bool = False, one_each: bool = False
 ) -> Chosen:
-    """Choose the number of ranks on each host: the user's hosts, else the scheduler's, else this host.
-
-    Args:
-        hosts: value of ``-H``, or empty.
-        hostfile: path of a host file, or empty.
-        num_proc: number of ranks; None stands for the scheduler's.
-        has_script: whether a script names the hosts, later.
-        one_each: whether each host gets exactly one rank; ``num_proc`` is then ignored.
+    """Choose the number of ranks on each host: the user's hosts, else the scheduler's, else this host. ``num_proc``
+    None stands for the scheduler's number. With ``has_script`` a script names the hosts, later; with ``one_each`` each
+    host gets one rank, and ``num_proc`` is ignored.
 
     Raises:
         ValueError: the ranks do not fit on the hosts, or the text is no list of hosts.
@@ -139,11 +113,11 @@ def choose_hosts(
         said = f"testing {len(where)} host{'s' * (len(where) != 1)}"
         return Chosen(len(where), offered, where, _starters(allocation), said)
     if num_proc is None and (allocation is None or hosts or hostfile or has_script):
-        raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
+        raise UsageError("-np is missing: say before the command how many to start: horovodrun -np 2 python train.py")
     if num_proc is None:
         num_proc = allocated_slots(os.environ)
-    if num_proc < 1:
-        raise UsageError(f"-np must be at least 1; received {num_proc}")
+    if not hasattr(num_proc, "__index__") or num_proc < 1:
+        raise UsageError(f"-np (num_proc) must be at least 1; received {num_proc!r}")
     starters = _starters(allocation)
     if has_script:
         return Chosen(num_proc, (), (), starters)
@@ -161,11 +135,7 @@ def _starters(allocation: Allocation | None) -> dict[str, tuple[str, ...]]:
 
 
 def interface_names(given: Any, argument: str) -> tuple[str, ...]:
-    """Return names of network interfaces from an argument.
-
-    Args:
-        given: names, or one text with commas; None for none.
-        argument: name of the argument, for the message.
+    """Return the network interfaces of an argument: names, or one text with commas; None for none.
 
     Raises:
         ValueError: no names.
@@ -178,27 +148,28 @@ def interface_names(given: Any, argument: str) -> tuple[str, ...]:
 
 
 def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str, str]:
-    """Return the variables that tell Gloo and NCCL which network to use.
-
-    Args:
-        interfaces: names of network interfaces, the best one first; empty lets the libraries choose.
-        tcp: whether NCCL must not use InfiniBand.
+    """Return the variables that tell Gloo and NCCL which network to use; ``tcp`` keeps NCCL from using InfiniBand. The
+    best interface comes first; without one the libraries choose.
     """
     names = ",".join(interfaces)
     variables = {"HOROVOD_GLOO_IFACE": names, "NCCL_SOCKET_IFNAME": names} if names else {}
     return variables | ({"NCCL_IB_DISABLE": "1"} if tcp else {})
 
 
+def settings_of(request: LaunchRequest) -> Config:
+    """Return the settings of a job; checked here, a wrong value gives one error instead of one on every rank."""
+    return config.load({**request.file, **request.environ, **request.flags})
+
+
+def access_for(request: LaunchRequest, access: Access, settings: Config) -> Access:
+    """Return how to reach other hosts for a job: with its time limit, and with what must exist there."""
+    path = request.environ.get("PATH", "")
+    return replace(access, timeout_s=settings.start_timeout_s, command=request.command[0], path=path)
+
+
 def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> Assembly:
-    """Check all hosts, then make the plan.
-
-    Args:
-        request: the user's request.
-        where: number of ranks on each host.
-        access: how to reach other hosts; the settings replace its timeout.
-
-    Returns:
-        The plan with the hosts that wait for it; the caller must close it.
+    """Check all hosts, then make the plan; the caller must close it. The request gives timeout, command and path of
+    ``access``.
 
     Raises:
         LaunchError: a host has problems; one sentence for each.
@@ -206,17 +177,16 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
 
     Blocks until all hosts have answered, for ``--start-timeout`` at most.
     """
-    # Check the values here: a wrong one gives one error instead of one on every rank.
-    settings = config.load({**request.file, **request.environ, **request.flags})
+    settings = settings_of(request)
     others = [place.name for place in where if not place.is_here]
     if not others:
         return Assembly(make_plan(request), {})
     here = next((place.name for place in where if place.is_here), "")
-    access = replace(access, timeout_s=settings.start_timeout_s)
+    access = access_for(request, access, settings)
     if len(where) > 1:
         # Import this before agents wait for heartbeats: it may take seconds on a network file system.
         importlib.import_module("horovod.rendezvous.service")
-    found = check_hosts(others, here, access, request.command[0], request.environ.get("PATH", ""))
+    found = check_hosts(others, here, access)
     cores = {name: check.hello.cores for name, check in found.items() if check.hello is not None}
     shares = tuple(
         Share(request.hostname, place.count, request.cores)

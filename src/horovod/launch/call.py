@@ -11,10 +11,9 @@ from typing import Any, TextIO
 from horovod.errors import LaunchError
 from horovod.launch import task
 from horovod.launch.job import Job
-from horovod.launch.outcome import Outcome
 from horovod.launch.output import FileSink, OutputSink, TextSink
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.report import report
+from horovod.launch.report import Outcome, report
 
 __all__ = ["check_outcome", "elastic_results_of", "pack", "results_of", "sink_of"]
 
@@ -35,13 +34,8 @@ def pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def results_of(plan: LaunchPlan, outcome: Outcome, jobs: Sequence[Job], oom: int = 0) -> list[Any]:
-    """Return what each rank of a job of fixed size has returned, in rank order.
-
-    Args:
-        plan: the plan of the job.
-        outcome: how the job went.
-        jobs: the ranks of each host.
-        oom: number of processes that the kernel killed on this host meanwhile, for lack of memory.
+    """Return what each rank of a job of fixed size has returned, in rank order. ``oom``: how many processes the kernel
+    killed on this host meanwhile, for lack of memory.
 
     Raises:
         LaunchError: a rank failed (the message has its traceback), or its result cannot be read here.
@@ -117,11 +111,8 @@ def _failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int) ->
 
 
 def sink_of(stream: TextIO | None, original: TextIO | None) -> OutputSink:
-    """Return the sink of a stream: the process's own output, or the stream that a notebook has put in its place.
-
-    Args:
-        stream: a text stream; None discards the text.
-        original: the process's own stream; if it is ``stream``, its descriptor is used.
+    """Return the sink of a stream: the process's own output, if that is ``original``, or what a notebook has put in its
+    place; None discards the text.
     """
     if stream is None:
         return TextSink(io.StringIO())

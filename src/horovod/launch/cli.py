@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import shutil
 import sys
@@ -21,12 +20,11 @@ from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
-from horovod.launch.outcome import Outcome
 from horovod.launch.plan import LaunchRequest
-from horovod.launch.report import alone_text, exit_code, report, trains_together
+from horovod.launch.report import Outcome, alone_text, exit_code, report, trains_together
 from horovod.launch.signals import ToldToEnd, told_to_end, wanted_signals
 from horovod.launch.ssh import Access
-from horovod.launch.supervise import supervise
+from horovod.launch.supervise import FixedJob
 from horovod.phrases import discard_output, show_any_text
 from horovod.world import LOGIN_NODE
 
@@ -41,10 +39,7 @@ _CHECK = ("python", "-m", "horovod.bench.check")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command.
-
-    Args:
-        argv: arguments without the program's name; those of this process when omitted.
+    """Run the command, with the arguments of this process when omitted.
 
     Returns:
         0 when all ranks ended well, 2 for a wrong command line, else the exit code of the first rank that failed
@@ -112,10 +107,6 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         command=runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
         num_proc=chosen.num_proc,
         environ=environ,
-        job=secrets.token_hex(16),
-        key=secrets.token_hex(32),
-        hostname=os.uname().nodename,
-        cores=cores,
         flags={**({} if is_one_host else interface_settings(options.interfaces, options.tcp)), **options.settings},
         file=options.file_settings,
         output_dir=options.output_dir,
@@ -175,6 +166,10 @@ def _alone(command: tuple[str, ...], size: int, outcome: Outcome) -> list[str]:
 def _doctor(folder: Path) -> int:
     from horovod.timeline.doctor import examine
 
+    try:
+        os.scandir(folder).close()
+    except OSError as error:
+        raise UsageError(f"--doctor {folder}: {error.strerror}") from None
     lines, found = examine(folder)
     return _print("\n".join(lines)) or (0 if found else 2)
 
@@ -214,7 +209,7 @@ def _run(options: Options, assembly: Assembly) -> int:
     sinks = own_sinks()
     before = oom_kills()
     try:
-        outcome = supervise(plan, sinks, signals=wanted_signals(), jobs=assembly.jobs(), on_end=assembly.ended)
+        outcome = FixedJob(plan, sinks, assembly.jobs(), assembly.ended).carry_out(wanted_signals(), None)
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
@@ -236,7 +231,7 @@ def _say(line: str) -> None:
     try:
         print(f"horovodrun: {line}" if not line.startswith(" ") else line, file=sys.stderr, flush=True)
     except OSError:
-        pass  # standard error has no reader; the exit code still reports the result
+        discard_output(sys.stderr)  # it has no reader; the exit code still reports the result
 
 
 if __name__ == "__main__":

@@ -24,29 +24,38 @@ def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def runnable(command: tuple[str, ...], path: str, is_needed: bool) -> tuple[str, ...]:
-    """Return the command, with Python in front of a script that is not executable.
-
-    Args:
-        command: program and arguments.
-        path: value of PATH, for the search.
-        is_needed: whether it must exist on this host; other hosts check it themselves.
+    """Return the command, with Python in front of a script that is not executable or has no ``#!`` line. Unless
+    ``is_needed``, it need not exist on this host; other hosts check it themselves.
 
     Raises:
         ValueError: the command does not exist, or is not executable.
     """
     name = command[0]
-    if shutil.which(name, path=path):
-        return command
-    if name.endswith(".py") and Path(name).is_file():
-        return (shutil.which("python", path=path) or sys.executable, *command)
-    if not is_needed:
-        return command
-    raise UsageError(f"the command {name!r} {_trouble_with(name, path)}")
+    try:
+        found = shutil.which(name, path=path)
+        if found and not (name.endswith(".py") and _has_no_interpreter(Path(found))):
+            return command
+        if name.endswith(".py") and Path(name).is_file():
+            return (shutil.which("python", path=path) or sys.executable, *command)
+        if found or not is_needed:
+            return command
+        raise UsageError(f"the command {name!r} {_trouble_with(name, path)}")
+    except PermissionError as error:
+        raise UsageError(f"the command {name!r} cannot be read: {error.strerror}") from None
+
+
+def _has_no_interpreter(script: Path) -> bool:
+    with script.open("rb") as file:
+        return file.read(2) != b"#!"
 
 
 def _trouble_with(name: str, path: str) -> str:
+    if not name:
+        return "is empty; say what to run, such as `python train.py`"
     if Path(name).is_dir():
         return "is a folder; say what to run, such as `python train.py`"
+    if Path(name).is_file() and os.access(name, os.X_OK):
+        return f"was not found in PATH; for the one in this folder write `./{name}`"
     if Path(name).is_file():
         return f"is not executable; `chmod +x {name}`, or if it is a script of Python, `python {name}`"
     if " " in name and shutil.which(name.split()[0], path=path):

@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
-from horovod.launch.hosts import HostSlots, parse_hostfile
+from horovod.launch.hosts import HostSlots, is_this_host, parse_hostfile
 from horovod.launch.local import LocalJob
-from horovod.launch.machine import is_this_host
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.supervision import how_ended
+from horovod.rendezvous.endings import how_ended
 
-__all__ = ["Answers", "Discovery", "HostOffer", "ScriptAnswer", "read_answer", "read_hosts"]
+__all__ = ["Answers", "Discovery", "ScriptAnswer", "read_answer", "read_hosts"]
 
 PERIOD_S = 1.0
 LIMIT_S = 10.0
@@ -34,19 +33,7 @@ _MOST_QUOTED = 200
 _NAME = re.compile(r"[\w.:@%-]+")  # narrower than the names of -H: a script may print an error or a page instead
 
 
-class HostOffer(NamedTuple):
-    """A host that may be used.
-
-    Attributes:
-        address: as the script named it, such as ``user@name``.
-        slots: how many processes may run there.
-    """
-
-    address: str
-    slots: int
-
-
-Hosts = dict[str, HostOffer]  # by the name in the job
+Hosts = dict[str, HostSlots]  # by the name in the job; a host itself has the name that the user or the script gave
 
 
 class ScriptAnswer(NamedTuple):
@@ -59,15 +46,8 @@ class ScriptAnswer(NamedTuple):
 def read_answer(
     status: int | None, out: str, error: str, slots: int, is_here: Callable[[str], bool], own: str
 ) -> ScriptAnswer:  # fmt: skip
-    """Interpret one run of the script.
-
-    Args:
-        status: its exit code, or minus the signal that killed it; None when it was killed for taking too long.
-        out: its standard output.
-        error: its standard error.
-        slots: slots of a host for which it prints no number.
-        is_here: tells whether a name is this machine.
-        own: name of this machine in the job.
+    """Interpret one run of the script; ``status`` is None when it was killed for taking too long. A host for which it
+    prints no number has ``slots``; ``own`` is the name of this machine in the job.
     """
     last = "".join(f": {line.strip()[:_MOST_QUOTED]}" for line in error.strip().splitlines()[-1:])
     if status is None:
@@ -87,30 +67,20 @@ def read_answer(
 
 
 def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: str) -> Hosts:
-    """Return the hosts by their names in the job, each once.
-
-    Args:
-        named: the hosts as the user named them.
-        is_here: tells whether a name is this machine.
-        own: name of this machine in the job.
-    """
+    """Return the hosts by their names in the job, each once; this machine has the name ``own`` there."""
     hosts: Hosts = {}
     for host in named:
         name = own if is_here(host.name) else host.name.rpartition("@")[2]
-        before = hosts.get(name, HostOffer(host.name, 0))
-        hosts[name] = HostOffer(before.address, before.slots + host.slots)
+        before = hosts.get(name, HostSlots(host.name, 0))
+        hosts[name] = HostSlots(before.name, before.slots + host.slots)
     return hosts
 
 
 class Answers:
-    """The answers of the script so far.
-
-    Attributes:
-        hosts: the last ones that it named.
-    """
+    """The answers of the script so far."""
 
     def __init__(self) -> None:
-        self.hosts: Hosts = {}
+        self.hosts: Hosts = {}  # the last ones that it named
         self._failures = 0  # in a row
         self._told: set[str] = set()  # kinds of problems; details may differ each time
         self._is_told = False  # about a failure of this row
@@ -137,12 +107,8 @@ class Answers:
 class Discovery:
     """Runs the script each second, in a thread.
 
-    Args:
-        script: the command, for the shell.
-        slots: slots of a host for which it prints no number.
-        own: name of this machine in the job.
-        environ: environment of the script; has the name of the job.
-        told: called in the thread after each change with the hosts and a line for the user, which may be empty.
+    After each change, the thread calls ``told`` with the hosts and a line for the user, which may be empty. A host for
+    which the script prints no number has ``slots``; ``own`` is the name of this machine in the job.
     """
 
     def __init__(
@@ -162,8 +128,6 @@ class Discovery:
 
         Raises:
             LaunchError: the script failed.
-
-        Blocks until the script has answered.
         """
         self._job.start(None)
         answer = self._ask()

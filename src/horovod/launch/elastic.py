@@ -17,6 +17,7 @@ from horovod.config import MEETING
 from horovod.core.membership_events import (
     Assign,
     Begin,
+    CoolDown,
     Discovered,
     Ended,
     Fence,
@@ -26,41 +27,37 @@ from horovod.core.membership_events import (
     Silent,
     Slot,
     Start,
+    TrainingOver,
 )  # fmt: skip
 from horovod.errors import LaunchError
-from horovod.launch.discovery import Discovery, HostOffer
+from horovod.launch.discovery import Discovery
 from horovod.launch.elastic_members import ElasticMembers
 from horovod.launch.elastic_options import ElasticOptions
 from horovod.launch.host_pool import Pool, ReadyHost
+from horovod.launch.hosts import HostSlots
 from horovod.launch.job import Job
 from horovod.launch.ledger import signature
 from horovod.launch.local import LocalJob
-from horovod.launch.outcome import Exit
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan, Share, host_variables, slot_variables
 from horovod.launch.remote import RemoteJob
-from horovod.launch.supervision import RankPlace, Supervision, how_ended
+from horovod.launch.report import Exit
+from horovod.launch.supervision import RankPlace, Supervision
+from horovod.rendezvous.endings import how_ended
 from horovod.rendezvous.service import Service
 
 __all__ = ["ElasticJob"]
 
 _TRACEBACK_LINES = 1000
 _BEFORE = ", before the ranks had met"
+_LOOK_S = 0.5  # between two looks at whether processes wait for one that has ended early
 
 
 class ElasticJob(Supervision):
     """An elastic job. A *rank* of ``Supervision`` is a process number here; members of a generation have ranks, too.
 
-    Args:
-        plan: command and environment of the processes; names no rank.
-        sinks: where standard output and standard error of the ranks go.
-        options: the user's options.
-        service: the job service, which decides about the members.
-        pool: connects to hosts.
-        offers: the hosts that may be used; empty for a job with a script.
-        endpoints: endpoints of the service, for this host and for others.
-        output_dir: folder for the output of each process, or empty.
-        call: the call that each rank makes, if it is one of ``horovod.run``.
+    The plan names no rank. A job with a script has no ``offers``, the hosts that may be used. The ``endpoints`` of the
+    service are that for this host and those for others. Each rank makes the ``call``, if it is one of ``horovod.run``.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class ElasticJob(Supervision):
         options: ElasticOptions,
         service: Service,
         pool: Pool,
-        offers: Mapping[str, HostOffer],
+        offers: Mapping[str, HostSlots],
         endpoints: tuple[str, str],
         output_dir: str = "",
         call: bytes = b"",
@@ -86,7 +83,7 @@ class ElasticJob(Supervision):
         self._absent: list[Slot] = []  # slots to be started as soon as they are ready
         self._members = ElasticMembers()
         self._silent: dict[int, str] = {}  # reasons for which silent processes would be killed
-        self._is_plain = False  # a process has ended well before the ranks had met, so they never will
+        self._ended_early = ""  # the first process that ended well, while the ranks have not met, as in plain programs
         self._finish: Finish | None = None
         self._stdin: int | None = None
         self._chaos_at: float | None = None
@@ -107,7 +104,7 @@ class ElasticJob(Supervision):
         self._pool.offer(self._answer)
         self._update(is_changed=True)
 
-    def _told(self, hosts: Mapping[str, HostOffer], line: str) -> None:
+    def _told(self, hosts: Mapping[str, HostSlots], line: str) -> None:
         """Take the script's answer, in its thread."""
         self._answer = hosts
         if line:
@@ -150,6 +147,8 @@ class ElasticJob(Supervision):
                 self.say(line)
             self._make_chaos(now)
         self._obey()
+        if self._ended_early and self._service.is_awaited and not self.is_final():
+            self._end(f"{self._ended_early}{_BEFORE}")
 
     def _obey(self) -> None:
         """Carry out what the membership has decided."""
@@ -157,7 +156,7 @@ class ElasticJob(Supervision):
             if self._finish is not None or self.outcome.interrupted:
                 continue
             if isinstance(decision, Start):
-                if not self._is_plain:
+                if not self._ended_early:
                     self._start_process(decision.slot)
             elif isinstance(decision, Fence):
                 self._fence(decision)
@@ -170,6 +169,10 @@ class ElasticJob(Supervision):
                 self._name_late(decision)
             elif isinstance(decision, Begin):
                 self._begin(decision.generation)
+            elif isinstance(decision, TrainingOver):
+                self._members.ledger.is_trained = True
+            elif isinstance(decision, CoolDown):
+                self.say(f"no process is started on {decision.host} for {decision.delay_s:g} s, as others failed there")
             elif isinstance(decision, Finish):
                 self._end(decision.why)
 
@@ -177,6 +180,7 @@ class ElasticJob(Supervision):
         if self.is_final():
             return []
         own = [at for at in (self._members.ledger.due_at(), self._chaos_at) if at is not None]
+        own += [time.monotonic() + _LOOK_S] if self._ended_early else []
         return super().due_at() + self._pool.due_at() + own
 
     def _start_process(self, slot: Slot) -> None:
@@ -241,6 +245,7 @@ class ElasticJob(Supervision):
         self._members.fenced[rank] = self._silent[rank]
 
     def _begin(self, generation: int) -> None:
+        self._ended_early = ""
         now = time.monotonic()
         lines = self._members.begun(now, generation, self._service.progress, lambda p: f"on {self._slot_of(p)}")
         for process, rank in self._members.ranks.items():
@@ -259,6 +264,9 @@ class ElasticJob(Supervision):
         place = self.places[process]
         return Slot(place.job.host, place.slot)
 
+    def rank_of(self, process: int) -> int:
+        return self._members.ranks.get(process, process)
+
     def on_exit(self, ended: Exit) -> None:
         process, slot = ended.rank, self._slot_of(ended.rank)
         if self._members.running.get(slot) == process:
@@ -270,11 +278,12 @@ class ElasticJob(Supervision):
         if why := self._members.fenced.pop(process, ""):
             how = f"was killed by {self.plan.display.launcher}: {why}"
         if ended.status == 0 and not self._members.ledger.generation:
-            self._is_plain = True
+            self._ended_early = self._ended_early or f"{self._name(process, ended.pid)} {how}"
             if not self._members.running:
                 failures, well = self._members.ledger.failures, sum(e.status == 0 for e in self.outcome.exits)
-                is_short = failures and well < self._options.num_proc
-                self._end(f"{failures[-1].who} {failures[-1].how}{_BEFORE}" if is_short else "")
+                is_short = well < (self._options.num_proc if failures else self._options.minimum)
+                cause = f"{failures[-1].who} {failures[-1].how}" if failures else self._ended_early
+                self._end(f"{cause}{_BEFORE}" if is_short else "")
         elif ended.status == 0 and self._members.was_member(process):
             for line in self._members.left(process, self._name(process, ended.pid)):
                 self.say(line)
@@ -292,7 +301,7 @@ class ElasticJob(Supervision):
             self.say(line)
         self._check_error()
         self._service.put(Ended(slot, how))
-        if (status > 0 or self._is_plain) and not self._members.ledger.generation:
+        if (status > 0 or self._ended_early) and not self._members.ledger.generation:
             self._end(f"{who} {how}{_BEFORE}")
 
     def _name(self, process: int, pid: int = 0) -> str:
@@ -344,7 +353,8 @@ class ElasticJob(Supervision):
             return
         self._chaos_at = self._next_chaos(now)
         alive = [process for process in self._members.ranks if process in self._members.running.values()]
-        if not self._members.is_meeting and len(alive) == len(self._members.ranks) > 1:
+        is_training = not (self._members.is_meeting or self._members.ledger.is_trained)
+        if is_training and len(alive) == len(self._members.ranks) > 1:
             process = random.choice(alive)
             self.say(f"--chaos kills rank {self._members.ranks[process]} on {self._slot_of(process)}")
             self.places[process].job.kill_rank(process)

@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from horovod import config
 from horovod.config import ELASTIC, JOB_ID, SECRET_KEY
 from horovod.core.membership_events import Policy
 from horovod.errors import InitError, LaunchError
-from horovod.launch.discovery import HostOffer, read_hosts
+from horovod.launch.assemble import access_for, settings_of
+from horovod.launch.discovery import read_hosts
 from horovod.launch.elastic import ElasticJob
 from horovod.launch.elastic_options import ElasticOptions
 from horovod.launch.host_checks import HostCheck, check_hosts, close_hosts
 from horovod.launch.host_pool import HostPool, Pool
-from horovod.launch.hosts import HostSlots
-from horovod.launch.machine import is_this_host
-from horovod.launch.outcome import Outcome
+from horovod.launch.hosts import HostSlots, is_this_host
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan, LaunchRequest, elastic_plan
+from horovod.launch.report import Outcome
 from horovod.launch.ssh import Access
 from horovod.launch.workers import listen_addresses
 from horovod.rendezvous.interfaces import own_addresses
@@ -32,13 +31,8 @@ __all__ = ["ElasticAssembly", "run_on_pool"]
 
 
 class ElasticAssembly:
-    """An elastic job that is ready to run; its hosts are checked, unless a script names them.
-
-    Args:
-        request: the user's request.
-        options: the user's options for the elastic job.
-        named: the hosts that the user named; this host when empty.
-        access: how to reach other hosts; the settings replace its timeout.
+    """An elastic job that is ready to run; its hosts are checked, unless a script names them. The request gives the
+    timeout, command and path of ``access``.
 
     Raises:
         LaunchError: a host has problems, one sentence for each; or the job service cannot listen.
@@ -50,16 +44,16 @@ class ElasticAssembly:
     def __init__(
         self, request: LaunchRequest, options: ElasticOptions, named: Sequence[HostSlots], access: Access
     ) -> None:
-        settings = config.load({**request.file, **request.environ, **request.flags})
+        settings = settings_of(request)
         self.plan = elastic_plan(request)
         self._request, self._options = request, options
-        self._access = replace(access, timeout_s=settings.start_timeout_s)
+        self._access = access_for(request, access, settings)
         self._offers = {} if options.script else _offers(named, options, request.hostname)
-        others = [offer.address for name, offer in self._offers.items() if name != request.hostname]
+        others = [offer.name for name, offer in self._offers.items() if name != request.hostname]
         here = request.hostname if request.hostname in self._offers else ""
         self._found: dict[str, HostCheck] = {}
         if others:
-            self._found = check_hosts(others, here, self._access, request.command[0], request.environ.get("PATH", ""))
+            self._found = check_hosts(others, here, self._access)
         own = local_name(bytes.fromhex(request.key), request.job)
         try:
             far = own_addresses(access.interfaces) if others or options.script else []
@@ -79,22 +73,13 @@ class ElasticAssembly:
         stdin: int | None = None,
         call: bytes = b"",
     ) -> Outcome:
-        """Run the job to its end; see ``supervise``.
-
-        Args:
-            sinks: where standard output and standard error of the ranks go.
-            signals: signals to this process that mean the job.
-            stdin: standard input of the first process, as ``subprocess`` takes it.
-            call: the call that each rank makes, if it is one of ``horovod.run``.
+        """Run the job to its end; the arguments are those of ``ElasticJob`` and its ``carry_out``.
 
         Raises:
             LaunchError: the job could not be started.
         """
         request, options = self._request, self._options
-        pool = HostPool(
-            request.hostname, request.cores, self._access, request.command[0], request.environ.get("PATH", ""),
-            options.cool_down_s, self._found,
-        )  # fmt: skip
+        pool = HostPool(request.hostname, request.cores, self._access, options.cool_down_s, self._found)
         job = ElasticJob(
             self.plan, sinks, options, self._service, pool, self._offers, self._endpoints, request.output_dir, call
         )
@@ -148,9 +133,9 @@ def run_on_pool(
         service.close()
 
 
-def _offers(named: Sequence[HostSlots], options: ElasticOptions, own: str) -> dict[str, HostOffer]:
+def _offers(named: Sequence[HostSlots], options: ElasticOptions, own: str) -> dict[str, HostSlots]:
     if not named:
-        return {own: HostOffer("localhost", options.maximum + options.spares)}
+        return {own: HostSlots("localhost", options.maximum + options.spares)}
     offers = read_hosts(named, is_this_host, own)
     slots = sum(offer.slots for offer in offers.values())
     if slots < options.num_proc:

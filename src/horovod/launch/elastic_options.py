@@ -20,7 +20,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("--slots-per-host", "--slots"), "N", "slots of a host for which the script prints no number (default: 1)"),
     (("--reset-limit",), "N", "most generations after the first one; then the job ends (default: no limit)"),
     (("--blacklist-cooldown-range",), "MIN MAX",
-     "seconds until a slot whose process failed is used again; doubles from MIN to MAX (default: 1 600)"),
+     "seconds until a host on which a process failed is used again; doubles to MAX (default: 1 600)"),
     (("--spares",), "N", "processes that wait, loaded, to take the place of one that is lost (default: 0)"),
     (("--chaos",), "TIME", "mean time between kills of a random rank, such as 30s, to try a script"),
 )  # fmt: skip
@@ -45,40 +45,23 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """An elastic job.
+    """An elastic job."""
 
-    Attributes:
-        num_proc: number of ranks that the start waits for.
-        minimum: fewest ranks to go on with.
-        maximum: most ranks.
-        script: command that prints the hosts that may be used now, or empty.
-        slots: slots of a host for which it prints no number.
-        reset_limit: number of generations after the first one; None for no limit.
-        cool_down_s: time until a slot whose process failed is used again, and its limit.
-        spares: processes beyond ``maximum`` that wait.
-        chaos_s: mean time between two ranks that are killed to try the script; 0 for never.
-    """
-
-    num_proc: int
-    minimum: int
-    maximum: int
-    script: str = ""
-    slots: int = 1
-    reset_limit: int | None = None
+    num_proc: int  # number of ranks that the start waits for
+    minimum: int  # fewest ranks to go on with
+    maximum: int  # most ranks
+    script: str = ""  # command that prints the hosts that may be used now, or empty
+    slots: int = 1  # slots of a host for which it prints no number
+    reset_limit: int | None = None  # number of generations after the first one; None for no limit
+    # time until a host is used again on which a process failed, and its limit
     cool_down_s: tuple[float, float] = _COOL_DOWN_S
-    spares: int = 0
-    chaos_s: float = 0.0
+    spares: int = 0  # processes beyond `maximum` that wait
+    chaos_s: float = 0.0  # mean time between two ranks that are killed to try the script; 0 for never
 
     def policy(self, timeout_s: float, start_timeout_s: float) -> Policy:
-        """Return the policy of the membership.
-
-        Args:
-            timeout_s: limit for all waiting, in seconds.
-            start_timeout_s: limit for all waiting before the first generation, in seconds.
-        """
+        """Return the policy of the membership; ``start_timeout_s`` limits all waiting before the first generation."""
         return Policy(
             size=self.num_proc,
-            is_elastic=True,
             minimum=self.minimum,
             maximum=self.maximum,
             resets=self.reset_limit,
@@ -91,20 +74,15 @@ class ElasticOptions:
 
 
 def elastic_options(found: Mapping[str, Any], num_proc: int | None, allocated: int = 0) -> ElasticOptions | None:
-    """Read the user's options.
-
-    Args:
-        found: given values, texts or numbers, by the first name of the flag in ``FLAGS``.
-        num_proc: number of ranks to start with; None when not given.
-        allocated: number of slots to start on when ``num_proc`` is None; 0 if there is no allocation.
-
-    Returns:
-        The options; None when the job is not to be elastic.
+    """Read the user's options, given as texts or numbers by the first name of the flag in ``FLAGS``; None when the job
+    is not to be elastic. Without ``num_proc`` it starts on the ``allocated`` slots.
 
     Raises:
         ValueError: a wrong value, or values that contradict each other; names the flag.
     """
-    given = {name: value for name, value in found.items() if value not in (None, "")}
+    given = {name: value for name, value in found.items() if value is not None}
+    if empty := [name for name, value in given.items() if value == ""]:
+        raise ValueError(f"{empty[0]} is empty; leave it out, or give a value")
     minimum = _number(given, "--min-np", 1)
     maximum = _number(given, "--max-np", 1)
     script = str(given.get("--host-discovery-script", ""))
@@ -138,10 +116,6 @@ def elastic_options(found: Mapping[str, Any], num_proc: int | None, allocated: i
 def argument_options(num_proc: int | None, **given: Any) -> ElasticOptions | None:
     """Read the arguments of a function; like ``elastic_options``, but errors name arguments.
 
-    Args:
-        num_proc: number of ranks to start with; None when not given.
-        **given: values by argument, such as ``min_num_proc``.
-
     Raises:
         ValueError: a wrong value, or values that contradict each other.
     """
@@ -163,11 +137,7 @@ def _number(given: Mapping[str, Any], flag: str, least: int) -> int | None:
 
 
 def cool_down_range(given: Any, name: str) -> tuple[float, float]:
-    """Read the seconds until a slot whose process failed is used again, and their limit.
-
-    Args:
-        given: two numbers, also as text; None for the default.
-        name: name of the option, for messages.
+    """Read the seconds until a host on which a process failed is used again, and their limit; also from text.
 
     Raises:
         ValueError: not two numbers in order, or out of range; names the option.
@@ -186,11 +156,7 @@ def cool_down_range(given: Any, name: str) -> tuple[float, float]:
 
 
 def seconds(given: Any, name: str) -> Any:
-    """Return a time limit, unchanged.
-
-    Args:
-        given: seconds; None for the default.
-        name: name of the option, for messages.
+    """Return a time limit, unchanged; None stands for the default.
 
     Raises:
         ValueError: not a number, negative or infinite; names the option.

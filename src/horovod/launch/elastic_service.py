@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 
-from horovod.core.membership_events import Assign, Begin, Fence, Finish, Gone, Policy, Silent, Slot
+from horovod.core.membership_events import Assign, Begin, Fence, Finish, Gone, Policy, Silent, TrainingOver
 from horovod.errors import InitError
-from horovod.launch.ledger import Ledger, Loss
+from horovod.launch.elastic_members import ElasticMembers
 from horovod.phrases import printable
 from horovod.rendezvous.host_watch import ignore_signals, watch_host
 from horovod.rendezvous.hosting import serve
@@ -36,10 +36,7 @@ class _Job:
 
     def __init__(self, service: Service, policy: Policy) -> None:
         self._service, self._policy = service, policy
-        self._ledger = Ledger()
-        self._ranks: dict[Slot, int] = {}  # of the latest generation that has begun
-        self._leavers: dict[Slot, int] = {}  # last ranks of processes that the others go on without
-        self._assigned: dict[Slot, int] = {}
+        self._members = ElasticMembers()
         self._end_by = math.inf
 
     def run(self) -> None:
@@ -49,19 +46,23 @@ class _Job:
             now = time.monotonic()
             for decision in self._service.take():
                 self._take(decision, now)
-            if line := self._ledger.waiting(now, self._policy.minimum):
+            if line := self._members.ledger.waiting(now, self._policy.minimum):
                 _say(line)
-        if summary := self._ledger.summary(time.monotonic(), self._service.progress):
+        if summary := self._members.ledger.summary(time.monotonic(), self._service.progress):
             _say(summary)
 
     def _take(self, decision: object, now: float) -> None:
         if isinstance(decision, Fence | Silent):
             self._service.order(decision)
         elif isinstance(decision, Assign):
-            self._ledger.changing(now)
-            self._assigned = {slot: position.rank for slot, position in decision.positions.items()}
+            for slot in decision.positions:
+                if slot not in self._members.running:
+                    self._members.start(slot, self._policy.size)
+            self._members.assigned(now, decision)
         elif isinstance(decision, Begin):
             self._begin(decision, now)
+        elif isinstance(decision, TrainingOver):
+            self._members.ledger.is_trained = True
         elif isinstance(decision, Gone):
             self._note_end(decision, now)
         elif isinstance(decision, Finish):
@@ -71,27 +72,16 @@ class _Job:
             self._end_by = now + _END_S
 
     def _begin(self, begin: Begin, now: float) -> None:
-        new = [f"rank {rank} on {slot.host}" for slot, rank in self._assigned.items() if slot not in self._ranks]
-        joined = new if self._ledger.size else []
-        for line in self._ledger.begin(now, begin.generation, len(self._assigned), joined, self._service.progress):
+        hosts = {process: slot.host for slot, process in self._members.running.items()}
+        for line in self._members.begun(now, begin.generation, self._service.progress, lambda p: f"on {hosts[p]}"):
             _say(line)
-        self._leavers |= {slot: rank for slot, rank in self._ranks.items() if slot not in self._assigned}
-        self._ranks = self._assigned
 
     def _note_end(self, gone: Gone, now: float) -> None:
-        rank = self._ranks.get(gone.slot, self._leavers.get(gone.slot))
-        who = f"{'a process' if rank is None else f'rank {rank}'} (pid {gone.pid} on {gone.slot.host})"
-        if not gone.how:
-            return
-        loss = Loss(who, gone.how, self._ledger.generation, 1)
-        if gone.slot in self._ranks or gone.slot in self._assigned:
-            self._ledger.ended(now, f"{who} {gone.how}", loss)
-        elif gone.slot in self._leavers:  # the others have met again before its process has ended
-            self._ledger.losses += 1
-            self._ledger.failures.append(loss)
-            _say(f"{who} {gone.how}; {self._ledger.result}")
-        else:
-            _say(f"{who} {gone.how}, before it was a member")
+        process = self._members.running.pop(gone.slot, -1)
+        who = f"{self._members.name(process)} (pid {gone.pid} on {gone.slot.host})"
+        members = self._members
+        for line in members.lost(now, process, who, gone.how, 1, "") if gone.how else members.left(process, who):
+            _say(line)
 
 
 def _say(text: str) -> None:

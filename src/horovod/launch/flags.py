@@ -13,7 +13,7 @@ from horovod.config import SETTINGS, Setting, parse, render
 from horovod.launch.elastic_options import FLAGS as ELASTIC_FLAGS
 from horovod.launch.elastic_options import ElasticOptions, elastic_options
 from horovod.launch.plan import Rotation
-from horovod.spelling import nearest
+from horovod.phrases import nearest
 
 __all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
 
@@ -32,59 +32,32 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """A parsed command line.
+    """A parsed command line."""
 
-    Attributes:
-        num_proc: number of ranks; None when not given.
-        hosts: value of ``-H``, or empty.
-        hostfile: value of ``-hostfile``, or empty.
-        command: program and arguments.
-        output_dir: value of ``--output-filename``, or empty.
-        rotation: values of ``--output-max-bytes`` and ``--output-max-backups``.
-        timestamps: whether each line of output begins with date and time.
-        verbose: whether to print more.
-        check_build: whether only to print the features of this installation.
-        check: whether to test the hosts instead of running anything.
-        doctor: folder of flight recorder dumps to read instead of running anything, or empty.
-        settings: variables that flags set.
-        file_settings: variables that the YAML file sets.
-        oversubscribe: whether to allow very many ranks for each core.
-        far: long names of the given flags that concern other hosts only.
-        ssh_port: value of ``-p``; 0 when not given.
-        ssh_identity_file: value of ``-i``, or empty.
-        interfaces: network interfaces, by name.
-        python: Python of other hosts, or empty.
-        controller: "gloo", "mpi", "jsrun", or empty.
-        mpi_args: more flags for mpirun.
-        binding_args: flags for mpirun that place the ranks; they replace ours.
-        tcp: whether not to use InfiniBand.
-        elastic: options of an elastic job; None for a job of fixed size.
-    """
-
-    num_proc: int | None = None
-    hosts: str = ""
-    hostfile: str = ""
-    command: tuple[str, ...] = ()
-    output_dir: str = ""
-    rotation: Rotation = field(default_factory=Rotation)
-    timestamps: bool = False
-    verbose: bool = False
-    check_build: bool = False
-    check: bool = False
-    doctor: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    file_settings: Mapping[str, str] = field(default_factory=dict)
-    oversubscribe: bool = False
-    far: tuple[str, ...] = ()
-    ssh_port: int = 0
-    ssh_identity_file: str = ""
+    num_proc: int | None = None  # number of ranks; None when not given
+    hosts: str = ""  # value of `-H`, or empty
+    hostfile: str = ""  # value of `-hostfile`, or empty
+    command: tuple[str, ...] = ()  # program and arguments
+    output_dir: str = ""  # value of `--output-filename`, or empty
+    rotation: Rotation = field(default_factory=Rotation)  # values of `--output-max-bytes` and `--output-max-backups`
+    timestamps: bool = False  # whether each line of output begins with date and time
+    verbose: bool = False  # whether to print more
+    check_build: bool = False  # whether only to print the features of this installation
+    check: bool = False  # whether to test the hosts instead of running anything
+    doctor: str = ""  # folder of flight recorder dumps to read instead of running anything, or empty
+    settings: Mapping[str, str] = field(default_factory=dict)  # variables that flags set
+    file_settings: Mapping[str, str] = field(default_factory=dict)  # variables that the YAML file sets
+    oversubscribe: bool = False  # whether to allow very many ranks for each core
+    far: tuple[str, ...] = ()  # long names of the given flags that concern other hosts only
+    ssh_port: int = 0  # value of `-p`; 0 when not given
+    ssh_identity_file: str = ""  # value of `-i`, or empty
     interfaces: tuple[str, ...] = ()
-    python: str = ""
-    controller: str = ""
-    mpi_args: tuple[str, ...] = ()
-    binding_args: tuple[str, ...] = ()
-    tcp: bool = False
-    elastic: ElasticOptions | None = None
+    python: str = ""  # Python of other hosts, or empty
+    controller: str = ""  # "gloo", "mpi", "jsrun", or empty
+    mpi_args: tuple[str, ...] = ()  # more flags for mpirun
+    binding_args: tuple[str, ...] = ()  # flags for mpirun that place the ranks; they replace ours
+    tcp: bool = False  # whether not to use InfiniBand
+    elastic: ElasticOptions | None = None  # options of an elastic job; None for a job of fixed size
 
 
 _CONTROLLER, _CONTROLLERS, _ENGINES = "HOROVOD_CONTROLLER", ("gloo", "mpi", "jsrun"), ("gloo", "mpi")
@@ -108,15 +81,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_flags(argv: Sequence[str], version: str, allocated: Callable[[], int] = int) -> Options:
-    """Read a command line.
-
-    Args:
-        argv: the arguments, without the program's name.
-        version: text that ``--version`` prints.
-        allocated: returns the number of slots that a scheduler gives; an elastic job without ``-np`` starts on them.
-
-    Returns:
-        The options; the command is everything from the first word that is not a flag.
+    """Read a command line; the command is everything from the first word that is not a flag. An elastic job without
+    ``-np`` starts on the ``allocated`` slots of a scheduler.
 
     Raises:
         UsageError: an unknown flag (the message names the nearest known one), a wrong value, or a wrong file.
@@ -125,6 +91,8 @@ def parse_flags(argv: Sequence[str], version: str, allocated: Callable[[], int] 
     parser, takes_value = _parser(version)
     flags, command = _split(argv, takes_value)
     found = vars(parser.parse_args(flags))
+    if "" in (found["hosts"], found["hostfile"]):
+        raise UsageError("-H or -hostfile is empty; leave it out to use this host, or the hosts of the scheduler")
     port = _whole(found["--ssh-port"], "--ssh-port")
     if port is not None and not 0 < port < 1 << 16:
         raise UsageError(f"--ssh-port must be between 1 and 65535; received {port}")
@@ -142,8 +110,8 @@ def parse_flags(argv: Sequence[str], version: str, allocated: Callable[[], int] 
         settings[_CONTROLLER] = controller  # ranks on several hosts read it, too
     return Options(
         num_proc=num_proc if elastic is None else elastic.num_proc,
-        hosts=found["hosts"],
-        hostfile=found["hostfile"],
+        hosts=found["hosts"] or "",
+        hostfile=found["hostfile"] or "",
         command=tuple(command),
         output_dir=found["output_filename"],
         rotation=_rotation(found, controller),
@@ -224,8 +192,8 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
         parser, "--config-file", default="", metavar="YAML", help="read settings from a file; flags and environment win"
     )
     where = parser.add_mutually_exclusive_group()
-    add(where, "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="where to run (default localhost:N)")
-    add(where, "-hostfile", "--hostfile", default="", metavar="FILE", help="the same, with lines `host slots=n`")
+    add(where, "-H", "--hosts", metavar="HOST:SLOTS,...", help="where to run (default localhost:N)")
+    add(where, "-hostfile", "--hostfile", metavar="FILE", help="the same, with lines `host slots=n`")
     how = parser.add_mutually_exclusive_group()
     add(how, "--gloo", action="store_true", help="start the ranks of other hosts over ssh; the default")
     add(how, "--mpi", action="store_true", help="let mpirun start the ranks")
@@ -354,14 +322,7 @@ def _read_yaml(path: str) -> dict[str, str]:
 
 
 def parse_yaml(content: Any, source: str) -> dict[str, str]:
-    """Turn the content of a configuration file into environment variables.
-
-    Args:
-        content: the parsed YAML.
-        source: name of the file, for errors.
-
-    Returns:
-        Variable to text.
+    """Turn the content of a configuration file into environment variables; errors name the file as ``source``.
 
     Raises:
         UsageError: an unknown key (named with the nearest known one) or a wrong value.

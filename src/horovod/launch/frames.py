@@ -74,37 +74,21 @@ class FrameError(ValueError):
 
 
 class AgentHello(msgspec.Struct, tag="hello", frozen=True):
-    """Describes the agent's host.
+    """Describes the agent's host."""
 
-    Attributes:
-        version: version of this package.
-        cores: number of cores that ranks may use.
-        machine: identifier of the machine or container, equal for all of its names.
-        nodename: the host's own name, from ``os.uname``.
-    """
-
-    version: str
-    cores: int
-    machine: str
-    nodename: str
+    version: str  # version of this package
+    cores: int  # number of cores that ranks may use
+    machine: str  # identifier of the machine or container, equal for all of its names
 
 
 class Check(msgspec.Struct, tag="check", frozen=True):
-    """Asks for problems that would keep the ranks from starting.
+    """Asks for problems that would keep the ranks from starting."""
 
-    Attributes:
-        folder: folder in which the ranks run.
-        command: program that they run.
-        path: value of PATH, for the search of the program.
-        python: the launcher's own Python.
-        interfaces: names of network interfaces that must be there.
-    """
-
-    folder: bytes
-    command: bytes
-    path: bytes
-    python: bytes
-    interfaces: list[str]
+    folder: bytes  # folder in which the ranks run
+    command: bytes  # program that they run
+    path: bytes  # value of PATH, for the search of the program
+    python: bytes  # the launcher's own Python
+    interfaces: list[str]  # names of network interfaces that must be there
 
 
 class Checked(msgspec.Struct, tag="checked", frozen=True):
@@ -114,21 +98,13 @@ class Checked(msgspec.Struct, tag="checked", frozen=True):
 
 
 class StartJob(msgspec.Struct, tag="job", frozen=True):
-    """Prepares the start of ranks.
+    """Prepares the start of ranks."""
 
-    Attributes:
-        host: name of the agent's host in the job.
-        command: program and arguments.
-        environ: variables that all ranks share, without the ones of the host.
-        returns: whether each rank makes a call and returns its result.
-        silence_s: longest silence of the launcher, in seconds.
-    """
-
-    host: bytes
-    command: list[bytes]
-    environ: Environ
-    returns: bool
-    silence_s: float
+    host: bytes  # name of the agent's host in the job
+    command: list[bytes]  # program and arguments
+    environ: Environ  # variables that all ranks share, without the ones of the host
+    returns: bool  # whether each rank makes a call and returns its result
+    silence_s: float  # longest silence of the launcher, in seconds
 
 
 class StartRank(msgspec.Struct, tag="start", frozen=True):
@@ -201,13 +177,7 @@ _Frame = _ToAgent | AgentHello | Checked | Output | News | Returned | Alive
 
 
 class AgentWire:
-    """Frames over two pipes. Never blocks.
-
-    Args:
-        incoming: descriptor to read from.
-        outgoing: descriptor to write to.
-        is_launcher: whether the other end is an agent, which begins with ``MARK``.
-    """
+    """Frames over two pipes. Never blocks. An agent begins with ``MARK``, which the launcher waits for."""
 
     def __init__(self, incoming: int, outgoing: int, *, is_launcher: bool) -> None:
         self.incoming, self.outgoing = incoming, outgoing

@@ -30,35 +30,23 @@ _REMIND_S = 30.0
 class HostCheck:
     """The check of one host by an agent that is started there. No method blocks for longer than ssh needs to end.
 
-    Args:
-        host: as the user named it.
-        access: how to reach it.
-        command: program that the ranks run.
-        path: value of PATH, for the search of the program there.
-
-    Attributes:
-        connection: connection to the agent; its owner closes it.
-        hello: first message of the agent; None until it has come.
-        problems: sentences; none when all is well.
-        is_done: whether the host has answered, or never will.
-
     Raises:
         LaunchError: ssh cannot be run.
     """
 
-    def __init__(self, host: str, access: Access, command: str, path: str) -> None:
+    def __init__(self, host: str, access: Access) -> None:
         self.host, self._access = host, access
         self._question = frames.Check(
-            os.fsencode(Path.cwd()), os.fsencode(command), os.fsencode(path), os.fsencode(sys.executable),
-            list(access.interfaces),
+            os.fsencode(Path.cwd()), os.fsencode(access.command), os.fsencode(access.path),
+            os.fsencode(sys.executable), list(access.interfaces),
         )  # fmt: skip
         self._deadline = time.monotonic() + access.timeout_s
         self._again_at = math.inf
         self._is_late = False
-        self.connection = Connection(host, access)
-        self.hello: frames.AgentHello | None = None
-        self.problems: list[str] = []
-        self.is_done = False
+        self.connection = Connection(host, access)  # connection to the agent; its owner closes it
+        self.hello: frames.AgentHello | None = None  # first message of the agent; None until it has come
+        self.problems: list[str] = []  # sentences; none when all is well
+        self.is_done = False  # whether the host has answered, or never will
 
     @property
     def due_at(self) -> float:
@@ -122,18 +110,9 @@ class HostCheck:
         return connection.wire.is_closed
 
 
-def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, path: str) -> dict[str, HostCheck]:
-    """Start an agent on each host and let it check the host.
-
-    Args:
-        hosts: names of the other hosts.
-        here: name of this host in the job; empty when it is no part of the job.
-        access: how to reach the other hosts.
-        command: program that the ranks run.
-        path: value of PATH, for the search of the program there.
-
-    Returns:
-        Agents that are ready, by name of the host; the caller must close them.
+def check_hosts(hosts: Sequence[str], here: str, access: Access) -> dict[str, HostCheck]:
+    """Start an agent on each host, let it check the host, and return those that are ready; the caller must close them.
+    ``here`` is this host's name, empty if it is no part of the job.
 
     Raises:
         LaunchError: a host has problems; one sentence for each.
@@ -143,7 +122,7 @@ def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, p
     found: dict[str, HostCheck] = {}
     try:
         for host in hosts:
-            found[host] = HostCheck(host, access, command, path)
+            found[host] = HostCheck(host, access)
         _await_answers(list(found.values()), access.timeout_s)
         _find_twins(found, here)
         if wrong := [sentence for check in found.values() for sentence in check.problems]:
@@ -202,12 +181,7 @@ def _find_twins(found: Mapping[str, HostCheck], here: str) -> None:
 
 
 def find_twin(check: HostCheck, machines: dict[str, str]) -> str:
-    """Return the problem of a host that is a machine of the job already; else add its machine, and return nothing.
-
-    Args:
-        check: the check of the host.
-        machines: names of the hosts of the job, by machine.
-    """
+    """Return the problem of a host that is a machine of the job already; else add it to ``machines``."""
     other = check.host if check.hello is None else machines.setdefault(check.hello.machine, check.host)
     if other == check.host:
         return ""

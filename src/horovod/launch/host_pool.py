@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from horovod.errors import LaunchError
-from horovod.launch.discovery import HostOffer
 from horovod.launch.host_checks import HostCheck, find_twin
+from horovod.launch.hosts import HostSlots
 from horovod.launch.job import Job
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.remote import AgentLink
@@ -20,50 +20,33 @@ __all__ = ["HostPool", "Pool", "ReadyHost"]
 
 
 class ReadyHost(NamedTuple):
-    """A host on which ranks can be started now.
+    """A host on which ranks can be started now."""
 
-    Attributes:
-        name: its name in the job.
-        link: connection to its agent, or the job that runs its ranks; None for this machine.
-        cores: number of cores that ranks may use there.
-        number: number of the only slot that is ready; None for the whole host.
-        plan: its own plan; None for the job's plan.
-    """
-
-    name: str
-    link: AgentLink | Job | None
-    cores: int
-    number: int | None = None
-    plan: LaunchPlan | None = None
+    name: str  # its name in the job
+    link: AgentLink | Job | None  # connection to its agent, or the job that runs its ranks; None for this machine
+    cores: int  # number of cores that ranks may use there
+    number: int | None = None  # number of the only slot that is ready; None for the whole host
+    plan: LaunchPlan | None = None  # its own plan; None for the job's plan
 
 
 class Pool(Protocol):
-    """The places of an elastic job.
+    """The places of an elastic job."""
 
-    Attributes:
-        problems: lines for the user about hosts that cannot be used.
-        plan: the plan of the job; ``ElasticJob`` sets it.
-    """
-
-    problems: list[str]
-    plan: LaunchPlan
+    problems: list[str]  # lines for the user about hosts that cannot be used
+    plan: LaunchPlan  # the plan of the job; `ElasticJob` sets it
 
     @property
     def usable(self) -> dict[str, int]:
         """Number of slots of each host that is offered and ready."""
 
-    def offer(self, hosts: Mapping[str, HostOffer]) -> None:
+    def offer(self, hosts: Mapping[str, HostSlots]) -> None:
         """Take the hosts that may be used from now on."""
 
     def lose(self, name: str, number: int | None) -> None:
         """Drop a host, or one of its slots, that does not answer any more."""
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
-        """Return the hosts, or slots, that have become ready.
-
-        Args:
-            poll: gets the descriptors whose events make another call due.
-        """
+        """Return the hosts, or slots, that have become ready; ``poll`` gets what makes another call due."""
 
     def due_at(self) -> list[float]:
         """When ``tend`` is due."""
@@ -73,16 +56,8 @@ class Pool(Protocol):
 
 
 class HostPool(Pool):
-    """Tracks the offered hosts, and which of them can be used.
-
-    Args:
-        own: name of this machine in the job.
-        cores: number of cores of this machine.
-        access: how to reach other hosts.
-        command: program that the ranks run.
-        path: value of PATH, for the search of the program there.
-        cool_down_s: seconds until an unusable host is tried again, and the limit up to which they double.
-        found: other hosts that are offered from the beginning, and have been checked.
+    """Tracks the offered hosts, and which of them can be used. An unusable one is tried again after ``cool_down_s``,
+    which doubles up to a limit. ``found`` are other hosts that are offered from the beginning, and have been checked.
     """
 
     plan: LaunchPlan
@@ -92,15 +67,12 @@ class HostPool(Pool):
         own: str,
         cores: int,
         access: Access,
-        command: str,
-        path: str,
         cool_down_s: tuple[float, float],
         found: dict[str, HostCheck],
     ) -> None:
-        self._own, self._cores, self._access = own, cores, access
-        self._command, self._path, self._cool_down_s = command, path, cool_down_s
+        self._own, self._cores, self._access, self._cool_down_s = own, cores, access, cool_down_s
         self._found = found
-        self._offers: Mapping[str, HostOffer] = {}
+        self._offers: Mapping[str, HostSlots] = {}
         self._newcomers: dict[str, HostCheck] = {}
         self._ready: dict[str, str] = {}  # machine by name of the host
         self._failures: dict[str, int] = {}
@@ -108,7 +80,7 @@ class HostPool(Pool):
         #: Lines for the user about hosts that cannot be used.
         self.problems: list[str] = []
 
-    def offer(self, hosts: Mapping[str, HostOffer]) -> None:
+    def offer(self, hosts: Mapping[str, HostSlots]) -> None:
         self._offers = hosts
 
     @property
@@ -137,7 +109,7 @@ class HostPool(Pool):
                 ready.append(ReadyHost(name, None, self._cores))
                 continue
             try:
-                newcomer = HostCheck(offer.address, self._access, self._command, self._path)
+                newcomer = HostCheck(offer.name, self._access)
             except LaunchError as error:
                 self._refuse(name, [f"{name}: {error}"])
                 continue

@@ -1,13 +1,15 @@
-"""Reads ``-H`` and host files, and places ranks on hosts."""
+"""Reads ``-H`` and host files, recognizes this machine, and places ranks on hosts."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["HostSlots", "Place", "parse_hostfile", "parse_hosts", "place"]
+__all__ = ["HostSlots", "Place", "is_this_host", "parse_hostfile", "parse_hosts", "place"]
 
 _WRONG = r"\s,;=\[\]:\"'\x00-\x1f\x7f\ud800-\udfff"
 _NAME = re.compile(f"[^{_WRONG}-][^{_WRONG}]*")
@@ -24,27 +26,15 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class Place:
-    """A machine and how many ranks run on it.
+    """A machine and how many ranks run on it."""
 
-    Attributes:
-        name: as the user named it.
-        count: number of ranks.
-        is_here: whether it is this machine.
-    """
-
-    name: str
-    count: int
-    is_here: bool
+    name: str  # as the user named it
+    count: int  # number of ranks
+    is_here: bool  # whether it is this machine
 
 
 def parse_hosts(text: str) -> list[HostSlots]:
     """Read ``localhost:2,other:4``; a host without a number has one slot, IPv6 addresses stand in ``[]``.
-
-    Args:
-        text: the value of ``-H``.
-
-    Returns:
-        The hosts in their order.
 
     Raises:
         ValueError: an entry is not of that form.
@@ -56,16 +46,8 @@ def parse_hosts(text: str) -> list[HostSlots]:
 
 
 def parse_hostfile(text: str, source: str, slots: int = 1, *, allows_zero: bool = False) -> list[HostSlots]:
-    """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``) on each line, ``#`` starts a comment.
-
-    Args:
-        text: content of the file.
-        source: its name, for errors.
-        slots: slots of a host without a number.
-        allows_zero: whether a line may give 0 slots.
-
-    Returns:
-        The hosts in their order.
+    """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``, which has ``slots``) on each line, ``#`` starts a
+    comment.
 
     Raises:
         ValueError: a line is not of that form; names the file and the line.
@@ -101,7 +83,8 @@ def _host(entry: str, slots: str, where: str, default: int = 1, allows_zero: boo
     is_number = _NUMBER.fullmatch(number or "1") or (allows_zero and not number.strip("0"))
     if not is_name or (at and not _NAME.fullmatch(user)) or not is_number:
         raise ValueError(
-            f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
+            f"{where}: expected a host and a number of slots{'' if allows_zero else ' above 0'}, "
+            f"received {f'{entry} {slots}'.strip()!r}"
         )
     return HostSlots(user + at + name, int(number or default))
 
@@ -115,12 +98,7 @@ def _is_ipv6(name: str) -> bool:
 
 
 def place(hosts: Sequence[HostSlots], num_proc: int, is_this_host: Callable[[str], bool]) -> list[Place]:
-    """Return the number of ranks on each host; hosts fill up in order.
-
-    Args:
-        hosts: the user's hosts; all names of this machine count as one host.
-        num_proc: number of ranks.
-        is_this_host: tells whether a name is this machine.
+    """Return the number of ranks on each host; hosts fill up in order. All names of this machine count as one host.
 
     Raises:
         ValueError: too few slots.
@@ -145,3 +123,25 @@ def place(hosts: Sequence[HostSlots], num_proc: int, is_this_host: Callable[[str
             places.append(Place(name, min(count, left), name == first_here))
             left -= places[-1].count
     return places
+
+
+def is_this_host(name: str) -> bool:
+    """Whether ``name`` is a name or an address of this machine. May ask the name service."""
+    own = os.uname().nodename
+    if name in ("localhost", "::1", own, own.split(".")[0]) or name.startswith("127."):
+        return True
+    try:
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
+
+
+def _can_bind(family: int, address: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> bool:
+    """Whether a socket can listen on an address, which only addresses of this machine allow."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True

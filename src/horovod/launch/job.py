@@ -1,4 +1,4 @@
-"""The ranks of one host, here or elsewhere, as ``supervise`` sees them."""
+"""The ranks of one host, here or elsewhere, as a ``Supervision`` sees them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ class Job:
         raise NotImplementedError
 
     def start(self, stdin: int | None) -> None:
-        """Get ready to start ranks.
-
-        Args:
-            stdin: standard input of rank 0, as ``subprocess`` takes it, where ``has_pipes``.
+        """Get ready to start ranks; where ``has_pipes``, rank 0 gets ``stdin``, as ``subprocess`` takes it.
 
         Raises:
             LaunchError: the preparation failed.
@@ -38,13 +35,8 @@ class Job:
         raise NotImplementedError
 
     def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
-        """Start a rank.
-
-        Args:
-            rank: its number.
-            slot: its place on the host.
-            environ: its own variables.
-            output: files that become its standard output and error, where ``has_pipes``; this job closes them.
+        """Start a rank in a slot; where ``has_pipes``, it gets these files as standard output and error, and this job
+        closes them.
         """
         raise NotImplementedError
 

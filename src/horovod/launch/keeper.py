@@ -87,6 +87,14 @@ def catches(pid: int, number: int) -> bool:
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
+def _signal(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # ended meanwhile, or became another user
+
+
 class Keeper:
     """Starts and ends ranks on orders of the launcher.
 
@@ -202,7 +210,7 @@ class Keeper:
             self._kill()
         for session in [session for session, at in self._deserted.items() if time.monotonic() >= at]:
             del self._deserted[session]
-            self._signal(signal.SIGKILL, descendants(os.getpid(), session))
+            _signal(signal.SIGKILL, descendants(os.getpid(), session))
 
     def _obey(self) -> None:
         fds: list[int] = []
@@ -241,7 +249,7 @@ class Keeper:
             self._start(order, fds)
             return
         for pid in [pid for pid, (rank, _) in self._running.items() if rank == order["kill"]]:
-            self._signal(signal.SIGKILL, {pid, *descendants(pid), *descendants(os.getpid(), pid)})
+            _signal(signal.SIGKILL, {pid, *descendants(pid), *descendants(os.getpid(), pid)})
 
     def _kill(self) -> None:
         self._is_open = False
@@ -252,14 +260,7 @@ class Keeper:
     def _signal_all(self, *numbers: int) -> None:
         pids = descendants(os.getpid())
         for number in numbers:
-            self._signal(number, pids)
-
-    def _signal(self, number: int, pids: Iterable[int]) -> None:
-        for pid in pids:
-            try:
-                os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass  # ended meanwhile, or became another user
+            _signal(number, pids)
 
     def _pass_on(self, number: int) -> None:
         """Send each rank a signal: to its own process, or to the nearest one below it that handles the signal."""
@@ -291,7 +292,7 @@ class Keeper:
             self._say({"ended": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
             if status and self._is_open and (left := descendants(os.getpid(), result.si_pid)):
                 # The job goes on and may reuse the slot: end the processes that this one has left.
-                self._signal(signal.SIGTERM, left)
+                _signal(signal.SIGTERM, left)
                 self._deserted[result.si_pid] = time.monotonic() + _SWEEP_PATIENCE_S
         return True
 
@@ -328,13 +329,8 @@ class Keeper:
 
 
 def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
-    """Wait for the keeper's end, then kill its remaining descendants; only a killed keeper leaves any.
-
-    Args:
-        keeper: its process id.
-        alive: end of a pipe that the keeper watches.
-        ended: end of a pipe that closes with the keeper.
-        control: socket to the launcher; only the keeper reads from it.
+    """Wait for the keeper's end, then kill its remaining descendants; only a killed keeper leaves any. The keeper
+    watches ``alive``; ``ended`` closes with the keeper. Only the keeper reads from ``control``.
     """
     signal.signal(KILL_KEEPER, lambda *_: os.kill(keeper, signal.SIGKILL))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -348,17 +344,16 @@ def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
     watch.register(ended, 0)
     watch.register(control, 0)  # reports only that the other end was closed
     if any(fd == control for fd, _ in watch.poll()):
-        os.kill(keeper, signal.SIGKILL)  # the keeper kills the job now, too, unless it is stopped
+        watch.unregister(control)
+        os.kill(keeper, signal.SIGCONT)  # the keeper kills the job now; who kills it first must live until the end
+        if not watch.poll(_GIVE_UP_S * 1000):
+            os.kill(keeper, signal.SIGKILL)
     os.close(control)
     os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)  # not reaped yet, so its id is not reused
     signal.signal(KILL_KEEPER, signal.SIG_IGN)
     for _ in range(_GIVE_UP_TRIES):
         left = descendants(os.getpid())
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass  # ended meanwhile, or became another user
+        _signal(signal.SIGKILL, left)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -16,33 +16,19 @@ PATIENCE_S = 5.0
 
 @dataclass
 class Loss:
-    """A process that has not ended well.
+    """A process that has not ended well."""
 
-    Attributes:
-        who: the process, such as "rank 1 (pid 7 on a)".
-        how: how it ended.
-        generation: the last generation that had begun.
-        code: exit code of the launcher for this end.
-        error: signature of the exception that ended it, or empty.
-        progress: steps that the others had completed by then; None until they report them.
-        is_new: whether it had replaced another one in that generation.
-    """
-
-    who: str
-    how: str
-    generation: int
-    code: int
-    error: str = ""
-    progress: int | None = None
-    is_new: bool = False
+    who: str  # the process, such as "rank 1 (pid 7 on a)"
+    how: str  # how it ended
+    generation: int  # the last generation that had begun
+    code: int  # exit code of the launcher for this end
+    error: str = ""  # signature of the exception that ended it, or empty
+    progress: int | None = None  # steps that the others had completed by then; None until they report them
+    is_new: bool = False  # whether it had replaced another one in that generation
 
 
 def signature(lines: Sequence[str]) -> str:
-    """Return the places and the type of the exception with which standard error ends; empty when there is none.
-
-    Args:
-        lines: last lines of standard error.
-    """
+    """Return places and type of the exception with which the last lines of standard error end; empty without one."""
     begins = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
     if not begins:
         return ""
@@ -64,24 +50,23 @@ class Ledger:
     lost_s: float = 0.0
     failures: list[Loss] = field(default_factory=list)
     result: str = ""  # of the latest change
+    is_trained: bool = False  # the training has ended: losses are not repaired any more
     _began_s: float | None = None
     _changed_s: float | None = None
     _gone: list[str] = field(default_factory=list)
     _is_announced: bool = False
 
     def ended(self, now_s: float, text: str, failure: Loss | None) -> None:
-        """Record the end of a member.
-
-        Args:
-            now_s: when.
-            text: the member and how it ended.
-            failure: the loss, if the end is a failure.
-        """
+        """Record the end of a member, in words; ``failure`` is the loss, if the end is one."""
         self.changing(now_s)
         self._gone.append(text)
         if failure is not None:
-            self.losses += 1
-            self.failures.append(failure)
+            self.count(failure)
+
+    def count(self, failure: Loss) -> None:
+        """Count a loss for which nobody waits, or not any more."""
+        self.losses += 1
+        self.failures.append(failure)
 
     def changing(self, now_s: float) -> None:
         """Record that the members stop for another generation."""
@@ -102,17 +87,8 @@ class Ledger:
         return self._changed_s + PATIENCE_S if is_open and self._changed_s is not None else None
 
     def begin(self, now_s: float, generation: int, size: int, joined: Sequence[str], progress: int) -> list[str]:
-        """Record that a generation begins.
-
-        Args:
-            now_s: when.
-            generation: its number.
-            size: its number of members.
-            joined: new members, in words; none of them counts in the first generation.
-            progress: number of steps that the furthest member has completed.
-
-        Returns:
-            Lines for the user.
+        """Record that a generation begins, and return lines for the user. ``joined`` are its new members, in words;
+        none counts in the first generation.
         """
         is_first = self._began_s is None
         took_s = 0.0 if self._changed_s is None else now_s - self._changed_s
@@ -128,7 +104,7 @@ class Ledger:
         for failure in self.failures:
             if failure.progress is None:
                 failure.progress = progress
-        self.size, self.generation = size, generation
+        self.size, self.generation, self.is_trained = size, generation, False
         self._changed_s, self._is_announced = None, False
         self._gone.clear()
         return lines

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from horovod import config
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.files import read_all
@@ -23,9 +24,9 @@ from horovod.launch import keeper
 from horovod.launch.job import Job
 from horovod.launch.plan import FDS_VARIABLE, SCOPE_VARIABLE, LaunchPlan
 from horovod.rendezvous.endings import exits_name, has_begun
-from horovod.world import EXITS_VARIABLE, process_status
+from horovod.world import EXITS_VARIABLE, is_stopped
 
-__all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
+__all__ = ["GRACE_S", "SAFETY_S", "LocalJob", "more_grace_s"]
 
 GRACE_S = 5.0
 """Time from SIGTERM to SIGKILL, in seconds."""
@@ -37,12 +38,7 @@ _FEWEST_LOOKS, _MOST_LOOKS, _LOOK_S = 3, 100, 0.02
 
 
 class LocalJob(Job):
-    """The ranks of one plan on this host, seen through their keeper.
-
-    Args:
-        plan: the launch plan.
-        call: the call that each rank makes, if it is one of ``horovod.run``.
-    """
+    """The ranks of one plan on this host, seen through their keeper; of ``horovod.run`` each makes the ``call``."""
 
     has_pipes = True
 
@@ -73,7 +69,7 @@ class LocalJob(Job):
         plan = {
             "command": self._plan.command,
             "env": dict(self._plan.environ),
-            "grace_s": GRACE_S,
+            "grace_s": GRACE_S + more_grace_s(self._plan.environ),
             "exits": [self._exits, EXITS_VARIABLE],
         }
         try:
@@ -105,10 +101,9 @@ class LocalJob(Job):
         self._order({"kill": rank})
 
     def kill_stopped(self, rank: int, pid: int) -> None:
-        with contextlib.suppress(OSError, IndexError):  # ended meanwhile
-            if process_status(Path("/proc"), pid)[0] == "T":
-                self._stopped.append(rank)
-                self.kill_rank(rank)
+        if is_stopped(pid):
+            self._stopped.append(rank)
+            self.kill_rank(rank)
 
     def finish(self) -> None:
         self._orders.append((b"F", []))
@@ -190,6 +185,12 @@ class LocalJob(Job):
                 self._keeper.wait(SAFETY_S)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+def more_grace_s(environ: Mapping[str, str]) -> float:
+    """Return the time that ranks get after SIGTERM beyond ``GRACE_S``, to complete their step and write their state."""
+    settings = config.load(environ)
+    return settings.elastic_timeout_s if settings.elastic and settings.checkpoint_dir else 0.0
 
 
 def _file_of(data: bytes) -> int:

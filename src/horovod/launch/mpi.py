@@ -17,25 +17,15 @@ __all__ = ["MpiLauncher", "command_line", "recognize"]
 
 @dataclass(frozen=True)
 class MpiLauncher:
-    """The program that starts the ranks.
+    """The program that starts the ranks."""
 
-    Attributes:
-        kind: "openmpi", "spectrum", "mpich", "intel", "cray" or "jsrun".
-        program: its name or path.
-        major: first number of its version; 0 when unknown.
-    """
-
-    kind: str
-    program: str
-    major: int = 0
+    kind: str  # "openmpi", "spectrum", "mpich", "intel", "cray" or "jsrun"
+    program: str  # its name or path
+    major: int = 0  # first number of its version; 0 when unknown
 
 
 def recognize(program: str, version: str) -> MpiLauncher:
-    """Recognize an MPI launcher by its version text.
-
-    Args:
-        program: its name or path.
-        version: output of ``mpirun --version``.
+    """Recognize an MPI launcher by the output of ``mpirun --version``.
 
     Raises:
         ValueError: the launcher is unknown.
@@ -148,7 +138,7 @@ def _open_mpi(
     elif tcp:
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     runtime = "--prtemca" if is_prrte else "--mca"
-    if shell := _ssh_words(access):
+    if shell := " ".join(access.flags):
         words += [runtime, "plm_ssh_args" if is_prrte else "plm_rsh_args", shell]
     if access.interfaces:
         names = ",".join(access.interfaces)
@@ -192,8 +182,3 @@ def _jsrun(
     # jsrun passes on the whole environment, and LSF has chosen the hosts.
     words = ["--nrs", str(num_proc), "--tasks_per_rs", "1"]
     return [*words, *(binding or ("--bind", "none"))]
-
-
-def _ssh_words(access: Access) -> str:
-    port = ["-p", str(access.port)] if access.port else []
-    return " ".join(port + (["-i", access.identity_file] if access.identity_file else []))

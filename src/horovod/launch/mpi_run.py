@@ -35,13 +35,6 @@ def mpi_plan(
 ) -> LaunchPlan:  # fmt: skip
     """Return a plan whose only process is the launcher of MPI, which starts the ranks.
 
-    Args:
-        request: the user's request.
-        options: the command line.
-        hosts: hosts of the ranks, if the user named any.
-        access: how to reach other hosts.
-        is_one_host: whether the user named no other host.
-
     Raises:
         LaunchError: there is no ``mpirun``, or it does not run.
         ValueError: the launcher is unknown, or has no flag for a requested option.

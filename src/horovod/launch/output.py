@@ -19,14 +19,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from horovod.launch.repeats import BEGIN, HOLD_S
 from horovod.launch.rotation import OutputFile
+from horovod.phrases import list_ranks
 
-__all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "TextWriter"]
+__all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "TextWriter", "Tracebacks"]
 
 _LONGEST_LINE = 16 << 20
 _FULL = 1 << 20
 _TAIL_BYTES = 1 << 16
+#: Beginning of a line after which a stream may end.
+_BEGIN = b"Traceback (most recent call last):"
+#: Time for which a traceback is held, in case the stream ends with it; PyTorch needs a second to end.
+_HOLD_S = 3.0
+#: A longer traceback is always shown.
+_MOST_HELD = 256 << 10
 #: Lines that TensorFlow prints in each process before it reads its log level.
 _NOISE = re.compile(
     rb"^(WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
@@ -90,11 +96,7 @@ class OutputSink:
 
 
 class FileSink(OutputSink):
-    """A file descriptor: a terminal, a pipe or a file.
-
-    Args:
-        fd: descriptor to write to; stays open.
-    """
+    """A file descriptor: a terminal, a pipe or a file. It stays open."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -150,11 +152,7 @@ class FileSink(OutputSink):
 
 
 class TextSink(OutputSink):
-    """A Python text stream, such as a notebook's ``sys.stdout``.
-
-    Args:
-        stream: stream to write to.
-    """
+    """A Python text stream, such as a notebook's ``sys.stdout``."""
 
     def __init__(self, stream: TextWriter) -> None:
         super().__init__()
@@ -220,14 +218,19 @@ class RankStream:
         """Whether the beginning of a line waits for its end."""
         return bool(self._partial)
 
+    def mute(self) -> None:
+        """Show no more of the rank's output; a file still gets it."""
+        self.sink, self._is_repeat, self._held = NullSink(), None, b""
+
     def feed(self, data: bytes) -> None:
         """Take output of the rank."""
         if self._file is not None:
             try:
                 self._file.write(data)
             except OSError as error:
+                told = f"horovodrun: {self._file.path} misses output from here on: {error.strerror}\n"
                 self._close_file()
-                self.sink.show(None, f"horovodrun: output file lost: {error}\n".encode())
+                self.sink.show(None, told.encode(errors="backslashreplace"))
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if not self.label:
             self.sink.put(data)
@@ -255,10 +258,10 @@ class RankStream:
         if self.hold_until is not None:
             self._held += text
             return b""
-        start = 0 if text.startswith(BEGIN) else text.find(b"\n" + BEGIN) + 1
-        if not start and not text.startswith(BEGIN):
+        start = 0 if text.startswith(_BEGIN) else text.find(b"\n" + _BEGIN) + 1
+        if not start and not text.startswith(_BEGIN):
             return text
-        self._held, self.hold_until = text[start:], time.monotonic() + HOLD_S
+        self._held, self.hold_until = text[start:], time.monotonic() + _HOLD_S
         return text[:start]
 
     def let_go(self) -> None:
@@ -306,3 +309,29 @@ class RankStream:
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", tail.decode(errors="replace"))
         lines = [line.rstrip().rpartition("\r")[2] for line in text.rstrip().split("\n")[-count:]]
         return lines if any(lines) else []
+
+
+class Tracebacks:
+    """The tracebacks that ended the streams of a job; one that several ranks raise is shown only once."""
+
+    def __init__(self) -> None:
+        self._first: dict[bytes, int] = {}
+        self._same: dict[int, list[int]] = {}
+
+    def is_repeat(self, rank: int, text: bytes) -> bool:
+        """Record the end of a rank's stream, a traceback, and return whether another stream has ended with the same
+        text.
+        """
+        if len(text) > _MOST_HELD:
+            return False
+        first = self._first.setdefault(text, rank)
+        if first != rank:
+            self._same.setdefault(first, []).append(rank)
+        return first != rank
+
+    def summary(self, rank_of: Callable[[int], int] = int) -> list[str]:
+        """Return a line for each traceback that was shown once instead of several times; ranks as users know them."""
+        return [
+            f"{list_ranks(sorted(map(rank_of, others)))} ended with the same traceback as rank {rank_of(first)}"
+            for first, others in sorted(self._same.items())
+        ]

@@ -6,9 +6,12 @@ tables test it; ``supervise`` carries it out.
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from horovod.cgroups import usable_cores
 from horovod.config import ELASTIC, JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 
 __all__ = [
@@ -52,119 +55,70 @@ _OUTER_JOBS = {
 
 @dataclass(frozen=True)
 class Share:
-    """The ranks of one host.
-
-    Attributes:
-        hostname: name of the host.
-        count: number of ranks.
-        cores: cores to share among them.
-    """
+    """The ranks of one host."""
 
     hostname: str
-    count: int
-    cores: int
+    count: int  # number of ranks
+    cores: int  # cores to share among them
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Limits of output files.
+    """Limits of output files."""
 
-    Attributes:
-        max_bytes: size of a file, in bytes; 0 for no limit.
-        backups: number of full files to keep for each.
-    """
-
-    max_bytes: int = 0
-    backups: int = 1
+    max_bytes: int = 0  # size of a file, in bytes; 0 for no limit
+    backups: int = 1  # number of full files to keep for each
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """The user's request, and facts about the machine.
+    """The user's request, and facts about the machine."""
 
-    Attributes:
-        command: program and arguments of every rank.
-        num_proc: number of ranks.
-        environ: the launcher's own environment.
-        job: name of the job.
-        key: the job's secret, hexadecimal.
-        hostname: name of this host.
-        cores: cores to share among the ranks.
-        flags: variables that command-line flags set; they beat ``environ``.
-        file: variables that the YAML file sets; ``environ`` beats them.
-        output_dir: folder for the output of each rank, or empty.
-        rotation: limits of the files in it.
-        timestamps: whether each line of output begins with date and time.
-        shares: the ranks of each host, in rank order; all on ``hostname`` when empty.
-        meeting: endpoints where ranks of several hosts meet.
-    """
-
-    command: tuple[str, ...]
-    num_proc: int
-    environ: Mapping[str, str]
-    job: str
-    key: str
-    hostname: str
-    cores: int
-    flags: Mapping[str, str] = field(default_factory=dict)
-    file: Mapping[str, str] = field(default_factory=dict)
-    output_dir: str = ""
-    rotation: Rotation = Rotation()
-    timestamps: bool = False
-    shares: tuple[Share, ...] = ()
-    meeting: tuple[str, ...] = ()
+    command: tuple[str, ...]  # program and arguments of every rank
+    num_proc: int  # number of ranks
+    environ: Mapping[str, str]  # the launcher's own environment
+    job: str = field(default_factory=lambda: secrets.token_hex(16))  # name of the job; a new one when omitted
+    # the job's secret, hexadecimal; a new one when omitted
+    key: str = field(default_factory=lambda: secrets.token_hex(32))
+    hostname: str = field(default_factory=lambda: os.uname().nodename)
+    cores: int = field(default_factory=usable_cores)  # cores of this host to share among the ranks
+    flags: Mapping[str, str] = field(default_factory=dict)  # variables that command-line flags set; they beat `environ`
+    file: Mapping[str, str] = field(default_factory=dict)  # variables that the YAML file sets; `environ` beats them
+    output_dir: str = ""  # folder for the output of each rank, or empty
+    rotation: Rotation = Rotation()  # limits of the files in it
+    timestamps: bool = False  # whether each line of output begins with date and time
+    shares: tuple[Share, ...] = ()  # the ranks of each host, in rank order; all on `hostname` when empty
+    meeting: tuple[str, ...] = ()  # endpoints where ranks of several hosts meet
 
 
 @dataclass(frozen=True)
 class Display:
-    """How a job appears to its user.
+    """How a job appears to its user."""
 
-    Attributes:
-        launcher: name of the command that runs the job, for messages.
-        noun: that command's word for a rank.
-        label: prefix of each line of output; ``{rank}`` and ``{stream}`` are filled in.
-        is_always: whether a job of one rank has labels, too.
-        hidden: ranks whose output is not shown, except for the last lines of a rank that fails.
-        place: word for the unit whose loss loses its ranks, such as host.
-        merges_tracebacks: whether to hold back tracebacks that may end a rank, to show equal ones once.
-    """
-
-    launcher: str = "horovodrun"
-    noun: str = "rank"
-    label: str = "[{rank}]<{stream}>:"
-    is_always: bool = False
+    launcher: str = "horovodrun"  # name of the command that runs the job, for messages
+    noun: str = "rank"  # that command's word for a rank
+    label: str = "[{rank}]<{stream}>:"  # prefix of each line of output; `{rank}` and `{stream}` are filled in
+    is_always: bool = False  # whether a job of one rank has labels, too
+    # ranks whose output is not shown, except for the last lines of a rank that fails
     hidden: frozenset[int] = frozenset()
-    place: str = "host"
-    merges_tracebacks: bool = True
+    place: str = "host"  # word for the unit whose loss loses its ranks, such as host
+    merges_tracebacks: bool = True  # whether to hold back tracebacks that may end a rank, to show equal ones once
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A complete plan of a job.
+    """A complete plan of a job."""
 
-    Attributes:
-        command: program and arguments of every rank.
-        hostname: host of the ranks; the first one of several.
-        environ: variables of all ranks.
-        ranks: additional variables of each rank, in rank order.
-        output_dirs: folder for the output of each rank; empty when not wanted.
-        rotation: limits of the files there.
-        timestamps: whether each line of output begins with date and time.
-        notes: lines for the user, such as the number of threads.
-        counts: number of ranks of each host, in rank order; empty for one host.
-        display: how the job appears to the user.
-    """
-
-    command: tuple[str, ...]
-    hostname: str
-    environ: Mapping[str, str]
-    ranks: tuple[Mapping[str, str], ...]
-    output_dirs: tuple[str, ...] = ()
-    rotation: Rotation = Rotation()
-    timestamps: bool = False
-    notes: tuple[str, ...] = ()
-    counts: tuple[int, ...] = ()
-    display: Display = Display()
+    command: tuple[str, ...]  # program and arguments of every rank
+    hostname: str  # host of the ranks; the first one of several
+    environ: Mapping[str, str]  # variables of all ranks
+    ranks: tuple[Mapping[str, str], ...]  # additional variables of each rank, in rank order
+    output_dirs: tuple[str, ...] = ()  # folder for the output of each rank; empty when not wanted
+    rotation: Rotation = Rotation()  # limits of the files there
+    timestamps: bool = False  # whether each line of output begins with date and time
+    notes: tuple[str, ...] = ()  # lines for the user, such as the number of threads
+    counts: tuple[int, ...] = ()  # number of ranks of each host, in rank order; empty for one host
+    display: Display = Display()  # how the job appears to the user
 
     @property
     def size(self) -> int:
@@ -189,14 +143,11 @@ class LaunchPlan:
 def make_plan(request: LaunchRequest) -> LaunchPlan:
     """Make the plan of a job.
 
-    Returns:
-        The plan.
-
     Raises:
         ValueError: fewer than one rank.
     """
     if request.num_proc < 1:
-        raise ValueError(f"-np must be at least 1; received {request.num_proc}")
+        raise ValueError(f"-np (num_proc) must be at least 1; received {request.num_proc}")
     shares = request.shares or (Share(request.hostname, request.num_proc, request.cores),)
     common, environ = _common(request)
     if request.meeting:
@@ -252,14 +203,8 @@ def host_variables(common: Mapping[str, str], share: Share) -> dict[str, str]:
 
 
 def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int) -> dict[str, str]:
-    """Return the variables of an elastic job's process; its rank and size hold only until it is a member.
-
-    Args:
-        hostname: name of its host.
-        number: number of its slot.
-        slots: number of slots that its host has now.
-        rank: its rank until then, 0 only if no rank has a state yet.
-        size: number of ranks, as far as that is known.
+    """Return the variables of an elastic job's process, on a host with so many slots now. Rank and size hold only until
+    it is a member; the rank is 0 only if no rank has a state yet.
     """
     local_size = max(slots, number + 1)
     size = max(size, local_size, rank + 1)
@@ -269,16 +214,8 @@ def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int)
 
 
 def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, int]:
-    """Return numbers of threads for numerical libraries, so that the ranks together use no more cores than exist.
-
-    Args:
-        environ: environment of the ranks; its variables are kept. ``OMP_NUM_THREADS`` counts for all libraries, since
-            the others follow it.
-        num_proc: ranks on this host.
-        cores: cores on this host.
-
-    Returns:
-        Variable to number of threads; empty for a single rank or if the user has decided.
+    """Return variables with numbers of threads, so that a host's ranks together use no more cores than exist. Empty for
+    a single rank or if the user has decided: the other libraries follow ``OMP_NUM_THREADS``.
     """
     if num_proc == 1 or "OMP_NUM_THREADS" in environ:
         return {}
@@ -287,12 +224,8 @@ def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[
 
 
 def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, str]:
-    """Return variables that TensorFlow, JAX and the C library read at their start, for ranks that share a host.
-
-    Args:
-        environ: environment of the ranks; its variables are kept.
-        num_proc: ranks on this host.
-        cores: cores on this host.
+    """Return variables that TensorFlow, JAX and the C library read at their start, for ranks that share a host; those
+    of ``environ`` are kept.
     """
     own = environ.get("OMP_NUM_THREADS", "")
     share = int(own) if own.isdecimal() and int(own) else max(1, cores // num_proc)

@@ -17,7 +17,7 @@ from horovod.launch import end_with_parent, frames
 from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.ssh import Access, command_line, diagnose, settings_line, unfit_setting
+from horovod.launch.ssh import Access, command_line, diagnose
 
 __all__ = ["AgentLink", "Connection", "RemoteJob", "jobs_of", "travels"]
 
@@ -34,13 +34,9 @@ _STAYING_PREFIXES = ("XDG_", "SSH_", "BASH_FUNC_", "LISTEN_")
 
 
 class AgentLink(Protocol):
-    """A way to an agent, such as an ssh client or a task of Spark.
+    """A way to an agent, such as an ssh client or a task of Spark."""
 
-    Attributes:
-        wire: frames from and to it.
-    """
-
-    wire: frames.AgentWire
+    wire: frames.AgentWire  # frames from and to it
 
     @property
     def stderr(self) -> str:
@@ -89,20 +85,8 @@ class Connection:
     def why(self) -> str:
         """Return why there is no agent."""
         noise = self.wire.noise.decode(errors="replace")
-        if not self.wire.is_closed:
-            return diagnose(self.host, self._access, None, self.stderr, noise)
-        status = self._wait()
-        unfit = "" if self.host in self._access.starters else unfit_setting(self._settings())
-        return f"{self.host}: {unfit}" if unfit else diagnose(self.host, self._access, status, self.stderr, noise)
-
-    def _settings(self) -> str:
-        """Return the user's configuration as ssh reads it; empty if ssh does not answer in time."""
-        command = settings_line(self.host, self._access)
-        try:
-            asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GO_S)
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return asked.stdout.decode(errors="replace")
+        status = self._wait() if self.wire.is_closed else None
+        return diagnose(self.host, self._access, status, self.stderr, noise)
 
     def _wait(self) -> int:
         try:
@@ -143,13 +127,8 @@ class Connection:
 
 
 class RemoteJob(Job):
-    """The ranks of one plan on another host.
-
-    Args:
-        plan: the plan for that host.
-        connection: link to the agent of a checked host.
-        call: the call that each rank makes, if it is one of ``horovod.run``.
-        host: name of the host in the job; that of the plan when empty.
+    """The ranks of one plan on another host, whose agent has checked it; of ``horovod.run`` each makes the ``call``.
+    ``host`` is its name in the job; that of the plan when empty.
     """
 
     def __init__(self, plan: LaunchPlan, connection: AgentLink, call: bytes = b"", host: str = "") -> None:
@@ -277,13 +256,7 @@ def _bytes(environ: Any) -> dict[bytes, bytes]:
 
 
 def jobs_of(plan: LaunchPlan, connections: Mapping[str, Connection], call: bytes = b"") -> list[Job]:
-    """Return the ranks of each host of a plan: remote if a connection has the host's name, else local.
-
-    Args:
-        plan: the launch plan.
-        connections: checked hosts by name.
-        call: the call that each rank makes, if it is one of ``horovod.run``.
-    """
+    """Return the ranks of each host of a plan: remote if a connection has the host's name, else local."""
     return [
         RemoteJob(part, connections[part.hostname], call) if part.hostname in connections else LocalJob(part, call)
         for _, part in plan.parts()

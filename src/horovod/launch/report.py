@@ -1,18 +1,50 @@
-"""Explains why a job failed: the rank that failed first, then the ends of the others. Pure."""
+"""How a job went, and why it failed: the rank that failed first, then the ends of the others. Pure."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.plan import LaunchPlan
 from horovod.phrases import list_ranks
+from horovod.rendezvous.endings import signal_name
 
-__all__ = ["alone_text", "exit_code", "first_failure_text", "report", "trains_together"]
+__all__ = ["Exit", "Outcome", "alone_text", "exit_code", "report", "trains_together"]
 
 _LONGEST_LINE = 500
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank ended."""
+
+    rank: int
+    pid: int
+    status: int  # exit code, or minus the signal that killed it
+    sent: int = 0  # the last signal that we had sent to it by then; 0 for none
+    has_begun: bool = True  # whether it had called `hvd.init()`
+    how: str = ""  # how it ended, in words; empty if `status` says it
+
+
+@dataclass
+class Outcome:
+    """How the job went."""
+
+    exits: list[Exit] = field(default_factory=list)  # in the order in which ranks ended
+    interrupted: int = 0  # signal that ended the launcher; 0 for none
+    tails: dict[int, list[str]] = field(default_factory=dict)  # last lines of standard error, by rank
+    error: str = ""  # an error of the launcher itself, or the loss of a host before any rank failed
+    lost: dict[int, str] = field(default_factory=dict)  # host of each rank whose end is unknown
+    excused: set[int] = field(default_factory=set)  # ranks that failed because a host was lost
+    lines: list[str] = field(default_factory=list)  # report of an elastic job
+    code: int = 0  # exit code of the launcher after an elastic job
+
+    @property
+    def first_failure(self) -> Exit | None:
+        """The first rank that failed by itself: we had sent it no signal, and no lost host excuses it."""
+        return next((e for e in self.exits if e.status != 0 and not e.sent and e.rank not in self.excused), None)
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -26,12 +58,8 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
-    """Return the lines of the final report; none when all went well.
-
-    Args:
-        plan: the plan of the job.
-        outcome: the result of the job.
-        oom_kills: number of processes that the kernel killed for lack of memory while the job ran.
+    """Return the lines of the final report; none when all went well. ``oom_kills``: how many processes the kernel
+    killed for lack of memory while the job ran.
     """
     lines = [outcome.error] if outcome.error else []
     noun = plan.display.noun
@@ -46,7 +74,8 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     if first is None:
         of_ranks = range(plan.size) if outcome.lost else ()
         return lines + [_other(plan, rank, by_rank.get(rank), outcome.lost) for rank in of_ranks]
-    lines.append(first_failure_text(plan, first, oom_kills))
+    where = f"{plan.host_of(first.rank)} (pid {first.pid})"
+    lines.append(f"{noun} {first.rank} on {where} {_fate(first)}{_memory(first, oom_kills)}")
     tail = outcome.tails.get(first.rank, [])
     if tail:
         what = "output" if first.rank in plan.display.hidden else "stderr"
@@ -62,14 +91,6 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     return lines
 
 
-def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str:
-    """Return one sentence about the rank that failed first; see ``report``."""
-    return (
-        f"{plan.display.noun} {first.rank} on {plan.host_of(first.rank)} (pid {first.pid}) {_fate(first)}"
-        f"{_memory(first, oom_kills)}"
-    )
-
-
 def trains_together(command: tuple[str, ...], size: int) -> bool:
     """Return whether a job is a Python script on several ranks; nearly all of those call ``hvd.init()``."""
     if not command:
@@ -80,13 +101,7 @@ def trains_together(command: tuple[str, ...], size: int) -> bool:
 
 
 def alone_text(ranks: Sequence[int], size: int, when: str = "") -> str:
-    """Return a line about ranks that have not called ``hvd.init()``.
-
-    Args:
-        ranks: ranks that have not called it.
-        size: number of ranks of the job.
-        when: period of the observation, if they still run.
-    """
+    """Return a line about ranks that have not called ``hvd.init()``; ``when``, if they still run, is the period."""
     who = "no rank has" if len(ranks) == size else f"{list_ranks(ranks)} {'have' if len(ranks) > 1 else 'has'} not"
     return (
         f"{who} called hvd.init(){when}: each works alone, on all data. To train together, the script must import "
@@ -98,17 +113,10 @@ def _fate(ended: Exit) -> str:
     if ended.status == 0:
         return "ended well"
     if ended.status < 0:
-        return f"was killed by {_name(-ended.status)}"
+        return f"was killed by {signal_name(-ended.status)}"
     # A shell's exit code for a command that a signal ended.
-    shell = f" ({_name(ended.status - 128)} in a command that it ran)" if 128 < ended.status <= 128 + 64 else ""
+    shell = f" ({signal_name(ended.status - 128)} in a command that it ran)" if 128 < ended.status <= 128 + 64 else ""
     return f"failed with exit code {ended.status}{shell}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _memory(first: Exit, oom_kills: int) -> str:
@@ -124,5 +132,5 @@ def _other(plan: LaunchPlan, number: int, ended: Exit | None, lost: Mapping[int,
         return f"{rank}: was lost with its host" if number in lost else f"{rank}: was never started"
     if ended.sent and ended.status < 0:
         how = " after it ignored SIGTERM" if ended.status == -signal.SIGKILL and ended.sent == signal.SIGKILL else ""
-        return f"{rank} (pid {ended.pid}): ended by {plan.display.launcher} with {_name(-ended.status)}{how}"
+        return f"{rank} (pid {ended.pid}): ended by {plan.display.launcher} with {signal_name(-ended.status)}{how}"
     return f"{rank} (pid {ended.pid}): {_fate(ended)}"

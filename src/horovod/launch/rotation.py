@@ -16,21 +16,17 @@ __all__ = ["OutputFile"]
 class OutputFile:
     """An unbuffered file. When it is full it becomes ``name.1``, and ``name.1`` becomes ``name.2``.
 
-    A file ends with a whole line if a line ends within the data that still fits. Links of other users are not followed,
-    and older backups are removed.
-
-    Args:
-        path: the file; an older one is emptied.
-        rotation: the limit of its size, and the number of full files to keep.
+    A file ends with a whole line if a line ends within the data that still fits. Links of other users are not followed;
+    an older file is emptied, and older backups are removed.
 
     Raises:
         OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, rotation: Rotation) -> None:
-        self._path, self._rotation = final_path(path), rotation
+        self.path, self._rotation = final_path(path), rotation
         self._nbytes = 0
-        self._fd = create_file(self._path)
+        self._fd = create_file(self.path)
         if rotation.max_bytes:
             with self._folder() as folder:
                 for number in range(1, rotation.backups + 1):
@@ -68,14 +64,14 @@ class OutputFile:
             for number in range(self._rotation.backups, 0, -1):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self._name(number - 1), self._name(number), src_dir_fd=folder, dst_dir_fd=folder)
-        self._fd = create_file(self._path)
+        self._fd = create_file(self.path)
 
     def _name(self, number: int) -> str:
-        return f"{self._path.name}.{number}" if number else self._path.name
+        return f"{self.path.name}.{number}" if number else self.path.name
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[int]:
-        folder = open_folder(self._path.parent)
+        folder = open_folder(self.path.parent)
         try:
             yield folder
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from horovod.cgroups import oom_kills, usable_cores
+from horovod.cgroups import oom_kills
 from horovod.errors import LaunchError
 from horovod.launch import task
 from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_names, interface_settings
@@ -23,9 +22,9 @@ from horovod.launch.hosts import HostSlots, Place
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.ssh import Access
-from horovod.launch.supervise import supervise
+from horovod.launch.supervise import FixedJob
 
-__all__ = ["new_request", "run"]
+__all__ = ["run"]
 
 
 def run(
@@ -70,7 +69,7 @@ def run(
         max_num_proc: most processes; ``num_proc`` when omitted, without limit with a script.
         slots: slots of a host for which the script prints no number; 1.
         reset_limit: maximum number of generations after the first one; then the job ends.
-        cooldown_range: seconds until a slot whose process failed is used again, and their limit; ``(1, 600)``.
+        cooldown_range: seconds until a host on which a process failed is used again, and their limit; ``(1, 600)``.
         hosts: hosts such as ``localhost:n`` or ``a:2,b:2``; when omitted, the hosts of the scheduler's allocation that
             this process is in, else this machine.
         hostfile: path of a file with lines ``host slots=n``.
@@ -120,12 +119,12 @@ def run(
         raise ValueError("give use_gloo or use_mpi, not both")
     size = elastic.num_proc if elastic else np if np is not None else 1 if num_proc is None else num_proc
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
-    interfaces = interface_names(network_interfaces or network_interface, "network_interfaces")
-    python = executable or sys.executable
+    names = interface_names(network_interfaces or network_interface, "network_interfaces")
+    command = (executable or sys.executable, "-m", task.__name__)
     try:
         chosen = choose_hosts(hosts or "", hostfile or "", size, elastic is not None and bool(elastic.script))
-        access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces, starters=chosen.starters)
-        request = new_request(size, python, settings, output_filename or "")
+        access = Access(command[0], ssh_port or 0, ssh_identity_file or "", interfaces=names, starters=chosen.starters)
+        request = LaunchRequest(command, size, os.environ, flags=settings, output_dir=output_filename or "")
         call = pack(func, tuple(args), dict(kwargs or {}))
         if elastic is not None:
             return _run_elastic(request, elastic, chosen.named, access, call)
@@ -168,31 +167,6 @@ def _ready(request: LaunchRequest, where: Sequence[Place], access: Access, use_m
     return assemble(replace(request, flags=flags), where, access)
 
 
-def new_request(
-    size: int, executable: str, settings: dict[str, str], output_dir: str = "", program: str = task.__name__
-) -> LaunchRequest:
-    """Return the request for a new job of Python processes, with a name and a key of its own.
-
-    Args:
-        size: number of ranks.
-        executable: Python of the ranks.
-        settings: variables that arguments set.
-        output_dir: folder for the output of each rank, or empty.
-        program: the module that they run.
-    """
-    return LaunchRequest(
-        command=(executable, "-m", program),
-        num_proc=size,
-        environ=os.environ,
-        job=secrets.token_hex(16),
-        key=secrets.token_hex(32),
-        hostname=os.uname().nodename,
-        cores=usable_cores(),
-        flags=settings,
-        output_dir=output_dir,
-    )
-
-
 def _make_call(assembly: Assembly, call: bytes, verbose: bool) -> list[Any]:
     """Run the job, and return the results of the ranks."""
     plan, oom_before = assembly.plan, oom_kills()
@@ -200,7 +174,5 @@ def _make_call(assembly: Assembly, call: bytes, verbose: bool) -> list[Any]:
         if verbose:
             _say(note)
     jobs = assembly.jobs(call=call)
-    outcome = supervise(
-        plan, _sinks(), signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs, on_end=assembly.ended
-    )
+    outcome = FixedJob(plan, _sinks(), jobs, assembly.ended).carry_out((signal.SIGINT,), subprocess.DEVNULL)
     return results_of(plan, outcome, jobs, oom_kills() - oom_before if oom_before >= 0 else 0)

@@ -56,4 +56,8 @@ def told_to_end() -> Iterator[None]:
             raise ToldToEnd(number)
 
     with handled([number for number in wanted_signals() if number in _ENDING], handle):
-        yield
+        try:
+            yield
+        finally:
+            if came:  # a module that was being loaded may have caught the first one
+                raise ToldToEnd(came[0])

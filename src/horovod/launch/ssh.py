@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Access", "command_line", "diagnose", "settings_line", "unfit_setting"]
+__all__ = ["Access", "command_line", "diagnose"]
 
 AGENT = "horovod.launch.agent"
 _NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
@@ -18,35 +18,29 @@ _CONNECT_S = 30
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach other hosts.
+    """How to reach other hosts, and what must exist there."""
 
-    Attributes:
-        python: program that runs the agent there.
-        port: port of sshd; 0 leaves it to ssh.
-        identity_file: private key; empty leaves it to ssh.
-        timeout_s: for all checks together, in seconds; sshd must answer within 30 s.
-        interfaces: names of network interfaces that each host must have.
-        starters: first words of a command line that starts a program there instead of ssh, by host name.
-    """
-
-    python: str
-    port: int = 0
-    identity_file: str = ""
-    timeout_s: float = 30.0
-    interfaces: tuple[str, ...] = ()
+    python: str  # program that runs the agent there
+    port: int = 0  # port of sshd; 0 leaves it to ssh
+    identity_file: str = ""  # private key; empty leaves it to ssh
+    timeout_s: float = 30.0  # for all checks together, in seconds; sshd must answer within 30 s
+    interfaces: tuple[str, ...] = ()  # names of network interfaces that each host must have
+    command: str = ""  # program that the ranks run
+    path: str = ""  # value of PATH, for the search of the program there
+    # first words of a command line that starts a program there instead of ssh, by host name
     starters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def flags(self) -> list[str]:
+        """Port and key as flags of ssh."""
+        port = ["-p", str(self.port)] if self.port else []
+        return port + (["-i", self.identity_file] if self.identity_file else [])
 
 
 def command_line(host: str, access: Access) -> list[str]:
-    """Return the command that starts an agent on ``host``.
+    """Return the command that starts an agent on ``host``, a name, an address, or ``user@name``.
 
-    Args:
-        host: a name, an address, or ``user@name``.
-        access: how to reach it.
-
-    Returns:
-        Program and arguments. The command asks nothing, trusts no unknown key, and overrides the user's configuration
-        of forwarding and terminals.
+    It asks nothing, trusts no unknown key, and overrides the configuration of forwarding, terminals and sessions.
     """
     if host in access.starters:
         return [*access.starters[host], access.python, "-m", AGENT]
@@ -60,57 +54,26 @@ def command_line(host: str, access: Access) -> list[str]:
         "ForwardX11": "no",
         "RequestTTY": "no",
         "RemoteCommand": "none",
+        "IgnoreUnknown": "*",  # OpenSSH below 8.7 does not know the next two
+        "StdinNull": "no",
+        "SessionType": "default",
         # Else the user's other sessions over this connection would end with the job.
         "ControlMaster": "no",
         "LogLevel": "ERROR",
     }
-    words = ["ssh", "-T"]
-    for name, value in options.items():
-        words += ["-o", f"{name}={value}"]
-    if access.port:
-        words += ["-p", str(access.port)]
-    if access.identity_file:
-        words += ["-i", access.identity_file]
-    return [*words, "--", host, f"exec {shlex.quote(access.python)} -m {AGENT}"]
-
-
-def settings_line(host: str, access: Access) -> list[str]:
-    """Return the command that prints the user's ssh configuration of ``host``, without a connection."""
-    return ["ssh", "-G", *_shown(access), "--", host]
-
-
-def unfit_setting(settings: str) -> str:
-    """Return a setting that keeps ssh from talking to an agent, and what to do, as a sentence; else an empty text.
-
-    Args:
-        settings: output of ``settings_line``.
-    """
-    for line in settings.splitlines():
-        name, _, value = line.strip().partition(" ")
-        if name in _UNFIT and value != _UNFIT[name][1]:
-            shown, fit = _UNFIT[name]
-            return (
-                f"`{shown} {value}` in the configuration of ssh on this host keeps horovodrun from talking to it; say "
-                f"`{shown} {fit}` for it in ~/.ssh/config, before any other line about it"
-            )
-    return ""
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return ["ssh", "-T", *words, *access.flags, "--", host, f"exec {shlex.quote(access.python)} -m {AGENT}"]
 
 
 def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: str = "") -> str:
-    """Return a sentence: why there is no agent on ``host``, and what to do.
-
-    Args:
-        host: as the user named it.
-        access: how the connection was tried.
-        status: exit code of ssh; None when it was still trying.
-        stderr: its standard error.
-        noise: text on standard output in place of an agent's frames.
+    """Return a sentence: why there is no agent on ``host``, and what to do. ``status`` is None when ssh was still
+    trying; ``noise`` is text on standard output in place of an agent's frames.
     """
     lines = [text.strip().splitlines()[-1].strip() for text in (stderr, noise) if text.strip()]
     fatal = re.search(r"^Fatal Python error: .*|^.*Bad configuration option.*|^.* line \d+: Bad .*", stderr, re.M)
     last = fatal[0].strip() if fatal else "; ".join(lines)[:_MOST_QUOTED] if lines else f"exit code {status}"
     starter = access.starters.get(host, ())
-    try_it = " ".join(starter or ["ssh", *_shown(access), host])
+    try_it = " ".join(starter or ["ssh", *access.flags, host])
     if status in (_NO_COMMAND, _NOT_EXECUTABLE):
         return (
             f"{host}: there is no Python at {access.python}; install it there at the same path, or name one that all "
@@ -148,8 +111,6 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
     return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
 
 
-#: Option as ssh prints it: as users write it, and the value it must have. OpenSSH below 8.7 has neither option.
-_UNFIT = {"stdinnull": ("StdinNull", "no"), "sessiontype": ("SessionType", "default")}
 _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); correct that line"),
     (("No user exists for uid",), "ssh does not run on this host ({last}); give that user a name in /etc/passwd"),
@@ -181,8 +142,3 @@ _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
         "it cannot be reached ({last}); see whether the machine is up and a firewall lets port {port} through",
     ),
 )
-
-
-def _shown(access: Access) -> list[str]:
-    port = ["-p", str(access.port)] if access.port else []
-    return port + (["-i", access.identity_file] if access.identity_file else [])

@@ -6,12 +6,11 @@ import functools
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from horovod.launch.output import NullSink, OutputSink, RankStream
-from horovod.launch.plan import Display, Rotation
-from horovod.launch.repeats import Tracebacks
+from horovod.launch.output import NullSink, OutputSink, RankStream, Tracebacks
+from horovod.launch.plan import LaunchPlan
 from horovod.launch.rotation import OutputFile
 
 __all__ = ["RankStreams"]
@@ -19,33 +18,14 @@ __all__ = ["RankStreams"]
 TAIL_LINES = 20
 _READ_BYTES = 1 << 16
 _NAMES = ("stdout", "stderr")
-_UNLIMITED = Rotation()
 
 
 class RankStreams:
-    """Standard output and error of the ranks.
+    """Standard output and error of the ranks; ``poll`` gets each pipe that is opened here."""
 
-    Args:
-        sinks: where standard output and standard error of the ranks go.
-        poll: gets each pipe that is opened here.
-        display: how the job appears to its user.
-        environ: variables of all ranks.
-        timestamps: whether each line begins with date and time.
-        rotation: limits of output files.
-    """
-
-    def __init__(
-        self,
-        sinks: tuple[OutputSink, OutputSink],
-        poll: select.poll,
-        display: Display,
-        environ: Mapping[str, str],
-        timestamps: bool = False,
-        rotation: Rotation = _UNLIMITED,
-    ) -> None:
-        self._console, self._poll = sinks, poll
-        self._display, self._timestamps, self._rotation = display, timestamps, rotation
-        self._is_quiet = environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0"
+    def __init__(self, sinks: tuple[OutputSink, OutputSink], poll: select.poll, plan: LaunchPlan) -> None:
+        self._console, self._poll, self._plan = sinks, poll, plan
+        self._is_quiet = plan.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0"
         self.sinks = list(dict.fromkeys(sinks))
         self.tracebacks = Tracebacks()
         self.pipes: dict[int, RankStream] = {}  # by our end of the pipe
@@ -53,22 +33,15 @@ class RankStreams:
         self._hidden: set[int] = set()
 
     def open(self, rank: int, label: str, folder: str = "", pipes: bool = True) -> list[int]:
-        """Open the output of a rank.
-
-        Args:
-            rank: its number.
-            label: prefix of each line, with ``{stream}`` to fill in; with an empty label, text passes unchanged.
-            folder: folder for a copy of its output; empty for none.
-            pipes: whether it writes into pipes; else ``feed`` brings its output.
-
-        Returns:
-            The ends of the pipes that the rank gets.
+        """Open the output of a rank, and return the ends of the pipes that it gets; without ``pipes``, ``feed`` brings
+        its output. The label, with ``{stream}`` to fill in, begins each line; with an empty one text passes unchanged.
+        A copy goes to ``folder``, unless that is empty.
 
         Raises:
             OSError: a file or a pipe cannot be opened.
         """
         streams, theirs = [], []
-        if rank in self._display.hidden:
+        if rank in self._plan.display.hidden:
             self._hidden.add(rank)
         try:
             for name in _NAMES:
@@ -88,12 +61,12 @@ class RankStreams:
         return theirs
 
     def _stream(self, rank: int, name: str, label: str, folder: str) -> RankStream:
-        file = OutputFile(Path(folder, name), self._rotation) if folder else None
+        file = OutputFile(Path(folder, name), self._plan.rotation) if folder else None
         is_error = name == "stderr"
-        merges = bool(label) and is_error and self._display.merges_tracebacks
+        merges = bool(label) and is_error and self._plan.display.merges_tracebacks
         return RankStream(
-            NullSink() if rank in self._display.hidden else self._console[is_error],
-            label.format(stream=name), file, time.ctime if self._timestamps else None,
+            NullSink() if rank in self._plan.display.hidden else self._console[is_error],
+            label.format(stream=name), file, time.ctime if self._plan.timestamps else None,
             functools.partial(self.tracebacks.is_repeat, rank) if merges else None,
             is_error and self._is_quiet,
         )  # fmt: skip
@@ -106,7 +79,7 @@ class RankStreams:
     def mute(self, rank: int) -> None:
         """Show no more of a rank's output."""
         for stream in self._ranks[rank]:
-            stream.sink = NullSink()
+            stream.mute()
 
     def feed(self, source: tuple[int, str], data: bytes) -> bool:
         """Take output of a remote rank, given by rank and stream; return False when it has no reader any more."""
@@ -116,14 +89,8 @@ class RankStreams:
         return not data or stream.wanted
 
     def read(self, fd: int, is_last: bool = False) -> bool:
-        """Pass on available output.
-
-        Args:
-            fd: one of ``pipes``.
-            is_last: whether to expect no more output, even if some process still has the pipe open.
-
-        Returns:
-            Whether there may be more.
+        """Pass on available output, and return whether there may be more. ``is_last``: expect none, even if some
+        process still has the pipe open.
         """
         stream = self.pipes[fd]
         try:

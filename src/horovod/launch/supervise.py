@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 
 from horovod.launch.job import Job
-from horovod.launch.local import LocalJob
-from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.supervision import NO_ANSWER, RankPlace, Supervision, how_ended
+from horovod.launch.report import Exit
+from horovod.launch.supervision import NO_ANSWER, RankPlace, Supervision
 from horovod.phrases import list_ranks
+from horovod.rendezvous.endings import how_ended
 
-__all__ = ["FixedJob", "supervise"]
+__all__ = ["FixedJob"]
 
 LOST_GRACE_S = 1.0
 """From SIGTERM to SIGKILL, for the ranks of other hosts when one is lost."""
@@ -23,44 +22,9 @@ _CONSEQUENCE_S = 10.0
 """If a rank fails at most this long before a host is known to be lost, the host is the cause."""
 
 
-def supervise(
-    plan: LaunchPlan,
-    sinks: tuple[OutputSink, OutputSink],
-    *,
-    signals: Sequence[signal.Signals] = (),
-    stdin: int | None = None,
-    jobs: Sequence[Job] = (),
-    on_end: Callable[[int, str, str], None] = lambda rank, who, how: None,
-) -> Outcome:
-    """Run the job to its end.
-
-    Args:
-        plan: the launch plan.
-        sinks: where standard output and standard error of the ranks go.
-        signals: signals to this process that end the job, stop it, or are passed on; only on the main thread.
-        stdin: standard input of rank 0, as ``subprocess`` takes it, if rank 0 runs on this host.
-        jobs: the ranks of each host, in rank order; all on this host when empty.
-        on_end: called when a rank has ended, with its number, its description and how it ended.
-
-    Returns:
-        How every rank ended. No process of the job is left.
-
-    Raises:
-        LaunchError: the job could not be started, or an output file could not be opened.
-
-    Blocks until the job has ended.
-    """
-    return FixedJob(plan, sinks, list(jobs) or [LocalJob(plan)], on_end).carry_out(signals, stdin)
-
-
 class FixedJob(Supervision):
-    """A job whose ranks are all started at the beginning, and that ends with the first failure.
-
-    Args:
-        plan: the launch plan.
-        sinks: where standard output and standard error of the ranks go.
-        jobs: the ranks of each host, in rank order.
-        on_end: as for ``supervise``.
+    """A job whose ranks are all started at the beginning, and that ends with the first failure. ``on_end`` is called
+    with an ended rank's number, its description and how it ended.
     """
 
     def __init__(
@@ -68,7 +32,7 @@ class FixedJob(Supervision):
         plan: LaunchPlan,
         sinks: tuple[OutputSink, OutputSink],
         jobs: Sequence[Job],
-        on_end: Callable[[int, str, str], None],
+        on_end: Callable[[int, str, str], None] = lambda rank, who, how: None,
     ) -> None:
         super().__init__(plan, sinks)
         self._jobs += jobs

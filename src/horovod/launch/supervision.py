@@ -2,7 +2,7 @@
 
 One thread, one poll. Nothing here blocks on a rank or a terminal: in any state of theirs, an order to end the job
 reaches the keeper at once. If the keeper does not follow it within 6 seconds, it is killed, which makes the kernel kill
-the ranks.
+the ranks. An elastic job with a folder for its state has more time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from typing import Any, NamedTuple
 
 from horovod.errors import LaunchError
 from horovod.launch.job import Job
-from horovod.launch.local import SAFETY_S
-from horovod.launch.outcome import Exit, Outcome
+from horovod.launch.local import SAFETY_S, more_grace_s
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.report import alone_text, trains_together
+from horovod.launch.report import Exit, Outcome, alone_text, trains_together
 from horovod.launch.signals import handled
 from horovod.launch.streams import RankStreams
-from horovod.rendezvous.endings import signal_name
 
-__all__ = ["ALONE_S", "NO_ANSWER", "RankPlace", "Supervision", "how_ended"]
+__all__ = ["ALONE_S", "NO_ANSWER", "RankPlace", "Supervision"]
 
 FAILURE_GRACE_S = 1.0
 """Time from the first failure to SIGTERM, in which the other ranks can report their errors."""
@@ -38,11 +36,6 @@ ALONE_S = 120.0
 _IDLE_S = 0.1  # for prompts: idle time until a terminal shows the beginning of a line
 
 
-def how_ended(status: int) -> str:
-    """Return how a process ended: its exit code, or the signal that killed it."""
-    return f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
-
-
 class RankPlace(NamedTuple):
     """Where a rank runs: in a slot of a host."""
 
@@ -51,12 +44,7 @@ class RankPlace(NamedTuple):
 
 
 class Supervision:
-    """Watches the ranks of a job. A *rank* is here the number of a process, which is unique in the job.
-
-    Args:
-        plan: the launch plan.
-        sinks: where standard output and standard error of the ranks go.
-    """
+    """Watches the ranks of a job. A *rank* is here the number of a process, which is unique in the job."""
 
     def __init__(self, plan: LaunchPlan, sinks: tuple[OutputSink, OutputSink]) -> None:
         self.outcome = Outcome()
@@ -66,7 +54,7 @@ class Supervision:
         self._jobs: list[Job] = []
         self._running: dict[int, Job] = {}
         self.poll = select.poll()
-        self.streams = RankStreams(sinks, self.poll, plan.display, plan.environ, plan.timestamps, plan.rotation)
+        self.streams = RankStreams(sinks, self.poll, plan)
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._term_at: float | None = None  # when to end the others
         self.kill_at: float | None = None  # when to kill them
@@ -74,10 +62,19 @@ class Supervision:
         self.failed_at: float | None = None  # when the first rank failed
         self._over = False
         self._alone_at: float | None = None
+        self._notice = ""  # for the user; signal handlers print nothing themselves
         self._passed_on: list[list[int]] = []
 
     def carry_out(self, signals: Sequence[signal.Signals], stdin: int | None) -> Outcome:
-        """Run the job to its end; see ``supervise``."""
+        """Run the job to its end, and return how every rank ended; no process of it is left. Rank 0, if it runs on this
+        host, gets ``stdin``, as ``subprocess`` takes it. The signals to this process end the job, stop it, or are
+        passed on; only on the main thread.
+
+        Raises:
+            LaunchError: the job could not be started, or an output file could not be opened.
+
+        Blocks until the job has ended.
+        """
         try:
             with handled(signals, self.signal):
                 self.poll.register(self._wake, select.POLLIN)
@@ -90,6 +87,10 @@ class Supervision:
     def start(self, stdin: int | None) -> None:
         """Start the job."""
         raise NotImplementedError
+
+    def rank_of(self, process: int) -> int:
+        """Return the rank, as users know it, of a process that was started as this one."""
+        return process
 
     def on_exit(self, ended: Exit) -> None:
         """Handle the end of a rank."""
@@ -128,11 +129,7 @@ class Supervision:
         return [] if self._alone_at is None else [self._alone_at]
 
     def add_job(self, job: Job, stdin: int | None) -> None:
-        """Watch a host from now on.
-
-        Args:
-            job: its ranks.
-            stdin: standard input of rank 0, as ``subprocess`` takes it.
+        """Watch a host from now on; its rank 0 gets ``stdin``, as ``subprocess`` takes it.
 
         Raises:
             LaunchError: no rank can be started there.
@@ -144,14 +141,7 @@ class Supervision:
         self.poll.register(job, select.POLLIN)
 
     def start_rank(self, rank: int, place: RankPlace, environ: Mapping[str, str], label: str, folder: str = "") -> None:
-        """Start a rank.
-
-        Args:
-            rank: its number.
-            place: its host and slot.
-            environ: its own variables.
-            label: prefix of each line of its output, see ``RankStreams.open``.
-            folder: folder for a copy of its output; empty for none.
+        """Start a rank. See ``RankStreams.open`` for label and folder.
 
         Raises:
             LaunchError: its output cannot be opened.
@@ -192,7 +182,11 @@ class Supervision:
         """End all ranks, with order ``T`` or ``K``."""
         self._tell(order)
         self._term_at = None
-        self._dead_at = self._dead_at or time.monotonic() + SAFETY_S
+        more_s = more_grace_s(self.plan.environ) if order == b"T" else 0.0
+        if more_s:
+            self._notice = f"the ranks may take {more_s:g} s to complete their step and write their state"
+        dead_at = time.monotonic() + SAFETY_S + more_s
+        self._dead_at = min(self._dead_at or dead_at, dead_at)
         self._over |= not self._running
 
     def end_soon(self) -> None:
@@ -206,6 +200,9 @@ class Supervision:
         while not self._over:
             self._step()
             self.on_poll()
+            if self._notice:
+                self.say(self._notice)
+                self._notice = ""
             now = time.monotonic()
             if self._term_at is not None and now >= self._term_at:
                 self.end(b"T")
@@ -220,7 +217,7 @@ class Supervision:
                 if self._dead_at is not None and now >= self._dead_at and job.fileno() in self._running:
                     self._abandon(job, NO_ANSWER)
         self.streams.finish()
-        for line in self.streams.tracebacks.summary():
+        for line in self.streams.tracebacks.summary(self.rank_of):
             self.say(line)
         self._flush()
 

@@ -6,11 +6,15 @@ disk, nothing listens, and no data that a stranger could have written is unpickl
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -19,7 +23,7 @@ from horovod.files import read_all
 from horovod.launch.plan import FDS_VARIABLE
 from horovod.tracebacks import shorten
 
-__all__ = ["Failure", "Result", "main", "pack_call", "unpack_result"]
+__all__ = ["Failure", "Result", "main", "pack_call", "pickled", "unpack_result"]
 
 
 @dataclass(frozen=True)
@@ -31,32 +35,39 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """The function's exception.
+    """The function's exception."""
 
-    Attributes:
-        summary: type and message in one line.
-        traceback: as Python prints it.
-        error: the exception, if it could be sent.
-    """
-
-    summary: str
-    traceback: str
-    error: BaseException | None
+    summary: str  # type and message in one line
+    traceback: str  # as Python prints it
+    error: BaseException | None  # the exception, if it could be sent
 
 
 def pack_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str]) -> bytes:
-    """Serialize a call so that another process can make it.
-
-    Args:
-        func: the function; may be a lambda or a closure.
-        args: its arguments.
-        kwargs: its named arguments.
-        paths: folders in which the other process finds the caller's modules.
-
-    Returns:
-        A line of JSON with ``paths``, then the pickled call.
+    """Serialize a call so that another process, which finds the caller's modules in ``paths``, can make it. The result
+    is a line of JSON with ``paths``, then the pickled call.
     """
-    return json.dumps(paths).encode() + b"\n" + bytes(cloudpickle.dumps((func, args, kwargs)))
+    return json.dumps(paths).encode() + b"\n" + pickled((func, args, kwargs))
+
+
+def pickled(value: Any) -> bytes:
+    """Pickle a value, with the functions and classes of a script or notebook in it."""
+    data = io.BytesIO()
+    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
+    return data.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Keeps the file of a function, so that errors name the user's line; cloudpickle drops it since 3.1.3."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, CodeType):
+            return super().reducer_override(obj)
+        make, given = self.dispatch_table[CodeType](obj)
+        return _code_of_file, (obj.co_filename, make, given)
+
+
+def _code_of_file(file: str, make: Callable[..., CodeType], given: tuple[Any, ...]) -> CodeType:
+    return make(*given).replace(co_filename=file)
 
 
 def unpack_result(data: bytes) -> Result | Failure | None:
@@ -71,6 +82,8 @@ def _failure(error: BaseException) -> Failure:
     shorten(error)
     text = "".join(traceback.format_exception(error))
     summary = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SystemExit) and not error.code:
+        summary = "the function ended with sys.exit(0) instead of returning"
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:

@@ -22,12 +22,7 @@ W = TypeVar("W")
 
 
 def in_rank_order(workers: Iterable[W], host_of: Callable[[W], str]) -> list[W]:
-    """Return the workers in rank order: the workers of one host follow each other.
-
-    Args:
-        workers: workers in the order of their system, which is kept otherwise.
-        host_of: returns the name of a worker's host.
-    """
+    """Return the workers in rank order: those of one host follow each other; otherwise their system's order is kept."""
     found: dict[str, list[W]] = {}
     for worker in workers:
         found.setdefault(host_of(worker), []).append(worker)
@@ -40,10 +35,8 @@ def first_cause(errors: Sequence[BaseException]) -> BaseException:
 
 
 def listen_addresses(interfaces: Sequence[str] = ()) -> list[str]:
-    """Return the addresses at which the job service of this process listens, for other hosts and for this one.
-
-    Args:
-        interfaces: network interfaces to use; all when empty.
+    """Return the addresses at which the job service of this process listens, for other hosts and for this one; at all
+    interfaces when none is given.
 
     Raises:
         InitError: an interface does not exist, or has no address.
@@ -58,9 +51,6 @@ class WorkerJob:
         hosts: name of the host of each rank, as ``in_rank_order`` has them; processes of one name must be on one host.
         settings: more variables for all ranks, such as HOROVOD_TIMELINE.
         interfaces: network interfaces of this host at which the ranks find the service; all when empty.
-
-    Attributes:
-        variables: environment variables that each rank needs before ``hvd.init()``, by rank.
 
     Raises:
         InitError: an interface does not exist, or has no address.
@@ -77,17 +67,15 @@ class WorkerJob:
         meeting = ",".join(self._service.endpoints)
         common = {**(settings or {}), JOB_ID: secrets.token_hex(16), SECRET_KEY: key, MEETING: meeting}
         places = [(at, local_rank) for at, count in enumerate(counts) for local_rank in range(count)]
+        # environment variables that each rank needs before `hvd.init()`, by rank
         self.variables: list[dict[str, str]] = [
             {**common, **rank_variables(names[at], counts, at, local_rank)} for at, local_rank in places
         ]
 
     def ended(self, rank: int, who: str, how: str) -> None:
-        """Tell the other ranks that a rank has ended before its work was done; any thread, never blocks.
+        """Tell the other ranks that a rank has ended before its work was done, and how, in words.
 
-        Args:
-            rank: the ended rank.
-            who: its description for messages, such as "rank 3 on worker tcp://10.0.0.1:4000".
-            how: how it ended, such as "was lost".
+        May be called in any thread; never blocks.
         """
         self._service.ended(rank, who, how)
 

@@ -1,0 +1,71 @@
+"""An elastic job with --checkpoint-dir that is told to end: its ranks may complete a step and write the state."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+from launching import horovodrun, started
+
+#: In the fourth step of the first job, the ranks wait for SIGTERM.
+TRAIN = """
+import os, time
+import numpy as np
+import horovod.numpy as hvd
+from horovod.bindings.elastic import leave
+
+hvd.init()
+state = hvd.elastic.NumpyState(w=np.zeros(1), batch=0)
+
+@hvd.elastic.step
+def one(state):
+    if state.batch == 3:
+        print("up", os.getpid(), flush=True)
+        while not leave.was_asked():
+            time.sleep(0.01)
+    state.w += hvd.allreduce(np.ones(1), name="one")
+    state.batch += 1
+
+@hvd.elastic.run
+def train(state):
+    while state.batch < 9:
+        one(state)
+
+train(state)
+print("done", state.batch, state.w[0], flush=True)
+"""
+#: Kills without more grace at once, so that there is no time to write anything.
+NO_GRACE = [
+    sys.executable,
+    "-c",
+    "import sys; from horovod.launch import cli, local; local.GRACE_S = 0.0; sys.exit(cli.main())",
+]
+
+
+def test_a_step_is_completed_and_the_state_written_when_the_job_is_told_to_end(tmp_path: Path) -> None:
+    folder = tmp_path / "states"
+    flags = ("-np", "2", "--min-np", "1", "--checkpoint-dir", str(folder), sys.executable, "-c", TRAIN)
+    with started(*flags, ranks=2, program=NO_GRACE) as running:
+        running.process.send_signal(signal.SIGTERM)
+        ended = running.end()
+    assert ended.code == 143, ended.err
+    assert "horovodrun: the ranks may take 600 s to complete their step and write their state" in ended.err
+    assert [path.suffix for path in folder.iterdir()] == [".state"]
+    again = horovodrun(*flags)
+    assert re.findall(r"done .*", again.out) == ["done 9 9.0"] * 2, again.err
+    assert not any(folder.iterdir())
+
+
+def test_the_second_signal_ends_a_rank_that_does_not_complete_its_step(tmp_path: Path) -> None:
+    stuck = TRAIN.replace("not leave.was_asked()", "True")
+    flags = ("-np", "2", "--min-np", "1", "--checkpoint-dir", str(tmp_path), sys.executable, "-c", stuck)
+    with started(*flags, ranks=2, program=NO_GRACE) as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.stderr is not None
+        assert "the ranks may take 600 s" in running.process.stderr.readline()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.still_alive() == []
+        assert running.end().code == 143
+    assert not any(tmp_path.iterdir())
