@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -320,6 +321,30 @@ def test_a_job_that_is_over_leaves_its_state_in_a_file(
     assert not list(tmp_path.iterdir()), "the job has ended well, so the next one begins anew"
 
 
+def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = "/proc/state/of/job"
+
+    monkeypatch.setattr(context, "config", Settings)
+    with pytest.raises(InitError, match=r"HOROVOD_CHECKPOINT_DIR \(--checkpoint-dir\): .*'/proc/state/of/job'"):
+        run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+    if os.geteuid() == 0:  # only root can make a folder of another user
+        Settings.checkpoint_dir = str(tmp_path)
+        os.chown(tmp_path, 1234, -1)
+        with pytest.raises(InitError, match=r"--checkpoint-dir\): .* the folder belongs to another user \(uid 1234\)"):
+            run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+
+
+def test_an_attribute_that_a_checkpoint_lacks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    written = ObjectState(lambda value: value, lambda: 0, batch=7).checkpoint()
+    state = ObjectState(lambda value: value, lambda: 0, batch=0, best=1.5)
+    state.load_checkpoint(written)
+    assert (state.batch, state.best) == (7, 1.5)
+    assert "the checkpoint has no value of best; the script's own is kept" in caplog.text
+
+
 def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {
         "numbers": [1, 2.5, float("inf"), True, None], 3: ("a", b"\x00\xff"), "empty": {}, "deep": {"x": {"y": [()]}},
@@ -334,7 +359,12 @@ def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     checkpoint.write(str(path.parent), 8, {"bits": np.ones(3, ml_dtypes.bfloat16)})
     assert checkpoint.read(path.with_name("elastic-000000000008.state"))["bits"].dtype == ml_dtypes.bfloat16
+    drafts = [path.with_name(f"elastic-{progress:012d}.state.host.1.part") for progress in (7, 8)]
+    for draft in drafts:
+        draft.touch()
     checkpoint.write(str(path.parent), 9, {})
+    assert [draft.exists() for draft in drafts] == [False, True], "the writer of the first was killed"
+    drafts[1].unlink()
     assert [p.name for p in path.parent.iterdir()] == ["elastic-000000000009.state"]
     for damaged in (b"", b"garbage", path.with_name("elastic-000000000009.state").read_bytes()[:-3]):
         path.write_bytes(damaged)

@@ -11,6 +11,7 @@ import pytest
 from elastic_double import Job, Told, failing, make_job
 
 import horovod.numpy as hvd
+from horovod.bindings.elastic.rates import LearningRateScale
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import step
@@ -58,6 +59,59 @@ def test_a_failed_step_has_no_effect_and_is_kept(job: Job) -> None:
     assert [event for event in job.events if event[0] == "renew"] == [("renew", 0), ("renew", 2), ("renew", 4)]
     seeded()
     assert drawn == [(random.random(), np.random.rand()) for _ in range(6)]
+
+
+def test_arrays_of_a_failed_step_are_as_before(job: Job) -> None:
+    weights, whole, fixed = np.zeros(3), np.arange(6.0).reshape(2, 3), np.ones(2)
+    fixed.flags.writeable = False
+    state = hvd.elastic.NumpyState(weights=weights, columns=whole.T, fixed=fixed, batch=0)
+    failures = {2: PeerLostError("x"), 4: PeerLostError("y")}
+    calls = [0]
+
+    @step
+    def one(state: Any) -> None:
+        calls[0] += 1
+        state.weights += 1
+        state.columns[0, 1] = state.columns[0, 1] * 2
+        state.columns = state.columns + 1 if calls[0] == 2 else state.columns
+        if error := failures.get(calls[0]):
+            raise error
+        state.batch += 1
+
+    @run
+    def train(state: Any) -> None:
+        while state.batch < 3:
+            one(state)
+
+    train(state)
+    assert calls[0] == 5
+    assert state.weights is weights
+    assert (weights.tolist(), whole.tolist()) == ([3.0] * 3, [[0.0, 1.0, 2.0], [24.0, 4.0, 5.0]])
+
+
+def test_a_new_rank_gets_the_rates_of_the_last_completed_step(job: Job) -> None:
+    """A step that has changed the rate fails, and a rank joins in the same change."""
+    groups, sent, calls = [{"lr": 1.0}], list[Any](), [0]
+    scale = LearningRateScale(groups, reference_size=2, ramp_steps=4)
+    state = ObjectState(lambda value: sent.append((value, groups[0]["lr"])) or value, lambda: 0, scale=scale)
+    job.behind = [(), (1,)]
+
+    @step
+    def one(state: Any) -> None:
+        calls[0] += 1
+        state.scale.step()
+        if calls[0] == 2:
+            raise PeerLostError("x")
+
+    @run
+    def train(state: Any) -> None:
+        while state.progress < 3:
+            one(state)
+
+    train(state)
+    values, rate = sent[-1]
+    assert (values["scale"].state["factor"], rate) == (pytest.approx(0.9), pytest.approx(0.9))
+    assert groups[0]["lr"] == scale.factor == pytest.approx(0.7)
 
 
 def test_a_change_comes_between_two_steps(job: Job) -> None:

@@ -10,7 +10,7 @@ from elastic_double import Job, Told, failing, make_job
 
 import horovod.numpy as hvd
 from horovod.bindings.elastic.run import _Member, run
-from horovod.errors import InitError, PeerLostError
+from horovod.errors import InitError, PeerLostError, RequestError
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_new_rank_that_loses_the_others_before_they_have_talked_lacks_the_stat
 def test_a_new_rank_goes_back_to_the_step_at_which_it_has_joined(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows no commit of the others; what it was made with is none."""
     first = ("x", "x")
-    monkeypatch.setattr("horovod.bindings.elastic.run._exchange", lambda *_: [_Member(True, 5, True, first)])
+    monkeypatch.setattr("horovod.bindings.elastic.run._exchange", lambda *_: [_Member(True, 5, True, 1, first)])
 
     @run
     def train(state: Told) -> tuple[int, bool, int, int]:
@@ -52,6 +52,37 @@ def test_a_new_rank_goes_back_to_the_step_at_which_it_has_joined(job: Job, monke
 
     job.behind, job.previous = [(0,)], [(-1, 0)]
     assert train(Told(job.events, batch=2)) == (5, True, 5, 2)
+
+
+def test_values_are_sent_unless_the_states_are_equal_and_no_rank_is_new(job: Job) -> None:
+    """Buffers and frozen weights, which no digest covers, are a new rank's own."""
+
+    class Seen(Told):
+        def digest(self) -> str:
+            return "equal on all ranks"
+
+        def sync(self) -> None:
+            self.told.append(("equal", self._all_equal))
+            super().sync()
+
+    job.previous = [(-1, -1), (0, 1), (0, -1)]
+    run(failing(PeerLostError("x"), PeerLostError("y")))(Seen(job.events, batch=0))
+    assert [event[1] for event in job.events if event[0] == "equal"] == [False, True, False]
+
+
+def test_a_new_rank_that_is_in_another_training_of_the_script_ends_the_job(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins the script anew, and would give this training the state of that one."""
+
+    def gather(own: Any, name: str) -> list[Any]:
+        return [own, (True, 0, False, 1, ("x", "x"))]
+
+    monkeypatch.setattr("horovod.bindings.elastic.run._trainings", (b"", 0))
+    run(failing())(Told(job.events, batch=0))
+    monkeypatch.setattr("horovod.bindings.elastic.run.allgather_object", gather)
+    with pytest.raises(RequestError, match=r"it is in training 1 of hvd.elastic.run, and others are in training 2"):
+        run(failing())(Told(job.events, batch=0))
 
 
 def test_a_rank_that_is_behind_goes_back_to_its_own_step_if_the_sync_fails(job: Job) -> None:

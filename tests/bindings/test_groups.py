@@ -9,7 +9,7 @@ import pytest
 from harness import on_ranks
 
 import horovod.numpy as hvd
-from horovod.bindings.overlaps import find_overlaps
+from horovod.bindings.submission import find_overlaps
 from horovod.errors import RequestError
 
 

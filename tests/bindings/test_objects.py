@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,53 @@ def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank() -> None:
         for text in texts:
             assert text.startswith("rank 1 cannot pickle its object: TypeError: cannot pickle '_thread.lock'")
             assert "test_objects.py:" in text
+
+
+class _Loads:
+    """An object that one rank cannot load."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __reduce__(self) -> Any:
+        return _load, (self.rank,)
+
+    def __repr__(self) -> str:
+        return "loads"
+
+
+def _load(rank: int) -> int:
+    if rank == hvd.rank():
+        raise ModuleNotFoundError("No module named 'elsewhere'")
+    return rank
+
+
+def _outcome(attempt: Callable[[], Any]) -> str:
+    try:
+        return repr(attempt())
+    except RequestError as error:
+        assert isinstance(error.__cause__, ModuleNotFoundError)
+        return str(error)
+
+
+def _unloadable() -> list[str]:
+    rank = hvd.rank()
+    return [
+        _outcome(lambda: hvd.broadcast_object(_Loads(0) if rank == 1 else None, root_rank=1)),
+        _outcome(lambda: hvd.allgather_object(_Loads(0) if rank == 1 else 5)),
+        str(hvd.allgather_object(rank)),  # the ranks are in step still
+    ]
+
+
+def test_an_object_that_a_rank_cannot_load_is_an_error_that_names_both_ranks() -> None:
+    failed, loaded = run_ranks(2, _unloadable)
+    for text in failed[:2]:
+        assert text.startswith(
+            "rank 0 cannot unpickle the object of rank 1: ModuleNotFoundError: No module named 'elsewhere' (at "
+        )
+        assert "test_objects.py:" in text
+    assert loaded == ["loads", "[5, 0]", "[0, 1]"]
+    assert failed[2] == "[0, 1]"
 
 
 def test_objects_need_no_framework() -> None:

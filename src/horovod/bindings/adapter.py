@@ -8,11 +8,15 @@ from typing import Any, Protocol
 from horovod.engine.handles import Transfer
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Adapter", "DeviceTensors", "StagedTensors", "TensorTransfer"]
+__all__ = ["Adapter", "DeviceTensors", "TensorTransfer"]
 
 
 class TensorTransfer(Transfer, Protocol):
     """Moves the tensors of one operation from a device to the engine, and the results back."""
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """Contiguous aliases or copies of the tensors; in host memory they are filled once ``before`` has returned."""
 
     def collect(self) -> Sequence[Any]:
         """Return the results."""
@@ -21,34 +25,16 @@ class TensorTransfer(Transfer, Protocol):
 class DeviceTensors(TensorTransfer, Protocol):
     """Passes the tensors of one operation on without leaving their device."""
 
-    @property
-    def buffers(self) -> Sequence[Buffer]:
-        """Contiguous aliases of the tensors, or copies on their device."""
-
     def begin(self) -> None:
         """Note that the caller has queued all work that writes the tensors."""
 
 
-class StagedTensors(TensorTransfer, Protocol):
-    """Copies the tensors of one operation to host memory, and the results back to the device."""
-
-    @property
-    def hosts(self) -> Sequence[Buffer]:
-        """Host buffers, filled once ``before`` has returned."""
-
-
 class Adapter(Protocol):
-    """Functions that the collectives need from a framework; kept small.
-
-    Attributes:
-        name: name of the framework.
-        kernels: name of the kernels that process its buffers.
-        writable: whether tensors can be written in place; if False, in-place collectives are refused.
-    """
+    """Functions that the collectives need from a framework; kept small."""
 
     name: str
-    kernels: str
-    writable: bool
+    kernels: str  # name of the kernels that process its buffers
+    writable: bool  # whether tensors can be written in place; if False, in-place collectives are refused
 
     def buffer(self, tensor: Any) -> Buffer | None:
         """Return a contiguous alias of ``tensor`` for reading, without gradient history; None if it is not contiguous
@@ -76,7 +62,7 @@ class Adapter(Protocol):
     def device(self, tensor: Any) -> str:
         """Return ``cpu``, or the framework's name of the device."""
 
-    def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> StagedTensors:
+    def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> TensorTransfer:
         """Start to copy tensors from a device to the host."""
 
     def passed(self, tensors: Sequence[Any]) -> DeviceTensors:

@@ -23,15 +23,10 @@ _comm = Collectives(NumpyAdapter())
 
 
 def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, remedy: str = _SAME_MODEL) -> None:
-    """Check that every rank has the same names, in any order.
+    """Check that every rank has the same names, in any order. ``call`` is the user's, and ``remedy`` the last sentence
+    of the error.
 
     Collective over ``process_set``; ranks that joined take no part.
-
-    Args:
-        call: the function that the user called, the same on every rank.
-        names: names of the tensors.
-        process_set: ranks that take part.
-        remedy: the last sentence of the error: advice for the user.
 
     Raises:
         MismatchError: some names are missing on some ranks; raised on every rank.
@@ -43,14 +38,10 @@ def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, rem
 
 
 def agree_on_count(call: str, names: Sequence[str], process_set: ProcessSet) -> None:
-    """Check that every rank has the same number of tensors; they are matched by position, so names may differ.
+    """Check that every rank has the same number of tensors; they are matched by position, so names may differ. ``call``
+    is the user's; the error lists the names that other ranks lack.
 
     Collective over ``process_set``; ranks that joined take no part.
-
-    Args:
-        call: the function that the user called, the same on every rank.
-        names: names of the tensors; the error lists the names that other ranks lack.
-        process_set: ranks that take part.
 
     Raises:
         MismatchError: some ranks have more tensors than others; raised on every rank.

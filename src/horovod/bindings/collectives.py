@@ -10,8 +10,9 @@ from typing import Any
 from horovod import context
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.job import JobFunctions
+from horovod.bindings.misuse import is_integer, without_class_names
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import Average, refuse_adasum, resolve_op
+from horovod.bindings.reductions import Average, check_factors, refuse_adasum, resolve_op
 from horovod.bindings.submission import Submission, id_of
 from horovod.bindings.variants import asynchronous, grouped, synchronous
 from horovod.core.requests import Kind
@@ -46,7 +47,7 @@ def _allreduce(
     Blocks until all ranks called.
     """
     how = resolve_op(op, average)
-    return call(Kind.ALLREDUCE, name, id_of(process_set), how, prescale_factor, postscale_factor)
+    return call(Kind.ALLREDUCE, name, id_of(process_set), how, *check_factors(prescale_factor, postscale_factor))
 
 
 @explained_like(
@@ -60,7 +61,7 @@ def _reducescatter(
 ) -> Call:  # fmt: skip
     """Combine a tensor over all ranks and return this rank's rows of the result."""
     how = refuse_adasum(resolve_op(op, None))
-    return call(Kind.REDUCESCATTER, name, id_of(process_set), how, prescale_factor, postscale_factor)
+    return call(Kind.REDUCESCATTER, name, id_of(process_set), how, *check_factors(prescale_factor, postscale_factor))
 
 
 @explained_like(_allreduce, tensor="at least one dimension; the first may differ between ranks and may be 0.")
@@ -90,12 +91,13 @@ def check_root(root_rank: Any) -> int:
     Raises:
         TypeError: ``root_rank`` is no integer.
     """
-    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__"):
+    if not is_integer(root_rank):
         raise TypeError(f"root_rank must be an integer. Received: {root_rank!r}")
     number: int = root_rank.__index__()
     return number
 
 
+@without_class_names
 class Collectives(Submission, JobFunctions):
     """The collectives of one framework."""
 

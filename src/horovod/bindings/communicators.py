@@ -20,10 +20,8 @@ def is_communicator(value: Any) -> bool:
 
 
 def check_start(comm: Any) -> None:
-    """Refuse communicators if MPI did not start the job: each rank's MPI then has one process only.
-
-    Args:
-        comm: communicator that forms the job; MPI.COMM_WORLD when None. MPI.COMM_SELF is always a job of one rank.
+    """Refuse communicators if MPI did not start the job: each rank's MPI then has one process only. MPI.COMM_SELF is
+    always a job of one rank.
 
     Raises:
         ValueError: MPI's world has one process, but the job has more.
@@ -70,11 +68,7 @@ def world_of(comm: Any) -> World:
 
 
 def ranks_in(comm: Any, base: Any) -> list[int]:
-    """Return the ranks that the processes of ``comm`` have in ``base``, ascending.
-
-    Args:
-        comm: a communicator of mpi4py; COMM_NULL has no processes.
-        base: another communicator; MPI.COMM_WORLD when None.
+    """Return the ranks that the processes of ``comm`` have in ``base``, or in MPI.COMM_WORLD, ascending.
 
     Raises:
         ValueError: a process of ``comm`` is not in ``base``.
@@ -92,11 +86,8 @@ def ranks_in(comm: Any, base: Any) -> list[int]:
 
 
 def all_sets(ranks: Sequence[Sequence[int]], base: Any) -> list[list[int]]:
-    """Return the process sets that any process names, each once, in the same order on every process.
-
-    Args:
-        ranks: process sets that this process names.
-        base: communicator of the job; MPI.COMM_WORLD when None.
+    """Return the process sets that any process of ``base``, or of MPI.COMM_WORLD, names, each once, in the same order
+    on every process.
 
     Blocks until all processes called.
     """

@@ -145,11 +145,6 @@ class BucketCompressor:
     def send(self, bucket: str, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
         """Call ``compress`` for a bucket.
 
-        Args:
-            bucket: name of the bucket, the same on all ranks.
-            tensor: as for ``compress``.
-            state: as for ``compress``.
-
         Raises:
             RequestError: ``compress`` used an unnamed collective, or did not return a pair.
         """
@@ -158,7 +153,7 @@ class BucketCompressor:
             f"Ranks may call compress() of the compressor {self.name!r} for their buckets in different orders; "
             'pass a name for each bucket: name=f"{self.bucket}.norm"'
         ):
-            return _pair(self, self.compress(tensor, state))
+            return _pair(self, tensor, self.compress(tensor, state))
 
     def receive(self, bucket: str, tensor: Any, ctx: Any, state: dict[str, Any], count: int) -> Any:
         """Call ``decompress`` for a bucket of ``count`` elements.
@@ -189,11 +184,8 @@ class BucketCompressor:
         self.__dict__["_owner"] = weakref.ref(owner)
 
     def state_of(self, bucket: str, places: int) -> dict[str, Any]:
-        """Return the state of a bucket; an empty state if the stored one belongs to other gradients.
-
-        Args:
-            bucket: name of the bucket.
-            places: checksum of the names and positions of the gradients in the bucket.
+        """Return the state of a bucket; an empty state if the stored one belongs to other gradients. ``places`` is the
+        checksum of their names and positions in the bucket.
         """
         known, state = self._buckets.get(bucket, (places, {}))
         if known != places:
@@ -241,7 +233,8 @@ def check_compression(compression: Any, buckets: bool = False) -> None:
             f"the compressor {compression.name!r} keeps a state for each bucket of gradients, which only "
             "horovod.torch.DistributedOptimizer has, with op other than Adasum and without host_optimizer"
         )
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+    own = getattr(compression, "compress", None), getattr(compression, "decompress", None)
+    if None in own or own[0] is Compressor.compress or own[1] is Compressor.decompress:
         raise wrong_argument(
             "compression must have compress() and decompress(), such as hvd.Compression.fp16. "
             f"Received: {compression!r}"
@@ -251,7 +244,7 @@ def check_compression(compression: Any, buckets: bool = False) -> None:
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the tensors to send, and the contexts for ``decompress``."""
     check_compression(compression)
-    pairs = [_pair(compression, compression.compress(tensor)) for tensor in tensors]
+    pairs = [_pair(compression, tensor, compression.compress(tensor)) for tensor in tensors]
     return [wire for wire, _ in pairs], [context for _, context in pairs]
 
 
@@ -260,10 +253,10 @@ def decompress(compression: Any, wires: Sequence[Any], contexts: Sequence[Any]) 
     return [compression.decompress(wire, context) for wire, context in zip(wires, contexts, strict=True)]
 
 
-def _pair(compression: Any, found: Any) -> tuple[Any, Any]:
+def _pair(compression: Any, tensor: Any, found: Any) -> tuple[Any, Any]:
     """Return the result of a compressor's ``compress`` if it is a pair that begins with a tensor; else raise."""
-    if isinstance(found, tuple) and len(found) == 2 and hasattr(found[0], "dtype"):
-        return found
+    if isinstance(found, tuple) and len(found) == 2 and (hasattr(found[0], "dtype") or found[0] is tensor):
+        return found  # without a dtype, it is the caller's own wrong argument, which the collective names
     name = getattr(compression, "name", "") or getattr(compression, "__name__", type(compression).__name__)
     received = (
         f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else type(found).__name__

@@ -42,16 +42,9 @@ def compare_once(
 ) -> None:  # fmt: skip
     """Compare parameters across ranks, at the first call with ``name`` and ``names`` in a job.
 
-    The first member warns if they differ because they were not broadcast. After a join() nothing is compared: a rank
-    with less data may then make its first call when the others have made theirs already.
-
-    Args:
-        name: key of the match.
-        names: names of the parameters; the same number on all ranks.
-        arrays: returns the parameters as numpy arrays.
-        remedy: the call, with its arguments, that the warning recommends.
-        process_set: ranks that take part.
-        warn: receives the warning; the log does when None.
+    The first member warns, or logs, if they differ because they were not broadcast, and recommends the ``remedy``.
+    After a join() nothing is compared: a rank with less data may then make its first call when the others have made
+    theirs already.
 
     Raises:
         MismatchError: ranks have different numbers of parameters.

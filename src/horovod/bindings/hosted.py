@@ -12,15 +12,15 @@ from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import LaunchError
 from horovod.rendezvous.client import JobStore
 
-__all__ = ["call_guarded", "call_hosted", "hosted_rank", "leave_job", "refuse_second_run"]
+__all__ = ["RETURNED", "call_guarded", "call_hosted", "hosted_rank", "leave_job", "refuse_second_run"]
+
+RETURNED = "its function has returned"
+"""The reason for ranks that still wait for this one."""
 
 
 def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
-    """Raise if this rank has run before: a system that reruns tasks of a lost process must not rerun a rank.
-
-    Args:
-        variables: the rank's environment variables from ``launch.workers.WorkerJob``.
-        again: function to call for a retry, such as "horovod.dask.run".
+    """Raise if this rank has run before: a system that reruns tasks of a lost process must not rerun a rank. ``again``
+    is the function to call for a retry, such as "horovod.dask.run".
 
     Raises:
         LaunchError: the rank has run before.
@@ -41,9 +41,6 @@ def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
 def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
     """Make this process a rank inside the context; at its end leave the job and restore the environment.
 
-    Args:
-        variables: the rank's environment variables from ``launch.workers``.
-
     Raises:
         LaunchError: this process is a rank of another job.
     """
@@ -54,7 +51,7 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        context.shutdown()
+        context.shutdown(RETURNED)
         for name, text in before.items():
             if text is None:
                 os.environ.pop(name, None)
@@ -69,7 +66,7 @@ async def leave_job(job_id: str) -> None:
         job_id: HOROVOD_JOB_ID of the job; a rank of another job stays in it.
     """
     if os.environ.get(JOB_ID) == job_id:
-        context.shutdown()
+        context.shutdown("another rank of its job has failed")
 
 
 def call_hosted(
@@ -78,7 +75,7 @@ def call_hosted(
     """Call a function as a rank, and return its result; see ``call_guarded``.
 
     Raises:
-        LaunchError: this process is a rank of another job, or the function called ``sys.exit`` with an error.
+        LaunchError: this process is a rank of another job, or the function called ``sys.exit``.
         Exception: as ``func`` raised it.
     """
     with hosted_rank(variables):
@@ -88,20 +85,15 @@ def call_hosted(
 def call_guarded(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function and return its result; do not let it end this process.
 
-    Returns:
-        Its result; None if it called ``sys.exit(0)``, as a rank does that leaves an elastic job.
-
     Raises:
-        LaunchError: the function called ``sys.exit`` with an error.
+        LaunchError: the function called ``sys.exit``.
         Exception: as ``func`` raised it; this process has left its job first, so that no rank waits for it.
     """
     try:
         return func(*args, **kwargs)
     except SystemExit as end:
         context.shutdown()
-        if end.code in (None, 0):
-            return None
-        raise LaunchError(f"the function ended with sys.exit({end.code!r})") from end
+        raise LaunchError(f"the function ended with sys.exit({end.code or 0!r}) instead of returning") from end
     except BaseException:
         context.shutdown()
         raise

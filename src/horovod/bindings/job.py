@@ -7,6 +7,7 @@ from pathlib import Path
 
 from horovod import context
 from horovod.bindings import process_sets as sets
+from horovod.bindings.misuse import without_class_names
 from horovod.engine.stats import Stats
 from horovod.world import World
 
@@ -18,6 +19,7 @@ def _world() -> World:
     return context.world()
 
 
+@without_class_names
 class JobFunctions:
     """Functions of Horovod's API that are the same for every framework."""
 

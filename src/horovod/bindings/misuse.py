@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from typing import Any, TypeVar
 
 from horovod import context
 from horovod.engine import callsite
 from horovod.errors import OptimizerUseError, RequestError
 
-__all__ = ["changed_gradient", "not_installed", "out_of_turn", "warn_deprecated", "wrong_argument"]
+__all__ = [
+    "changed_gradient",
+    "is_integer",
+    "not_installed",
+    "out_of_turn",
+    "warn_deprecated",
+    "without_class_names",
+    "wrong_argument",
+]
+
+T = TypeVar("T")
+
+
+def is_integer(value: Any) -> bool:
+    """Whether an argument is an integer of Python, of numpy or of a framework, and no truth value."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def wrong_argument(text: str) -> RequestError:
@@ -18,12 +35,7 @@ def wrong_argument(text: str) -> RequestError:
 
 
 def out_of_turn(what: str, instead: str) -> OptimizerUseError:
-    """Return the error for gradients that were used at the wrong moment.
-
-    Args:
-        what: the wrong action; rank and line are added.
-        instead: the remedy, as a sentence.
-    """
+    """Return the error for gradients that were used at the wrong moment, with rank and line, and with the remedy."""
     where = ", ".join(filter(None, (f"rank {context.world().rank}", callsite.here())))
     return OptimizerUseError(f"{what} ({where}). {instead}")
 
@@ -42,14 +54,18 @@ def warn_deprecated(text: str) -> None:
 
 
 def not_installed(error: ModuleNotFoundError, package: str, extra: str) -> ModuleNotFoundError:
-    """Return the error to raise when a framework's import failed; return errors about other packages unchanged.
-
-    Args:
-        error: error of the import.
-        package: name of the framework's top-level package.
-        extra: khorovod's pip extra that installs it.
+    """Return the error to raise when a framework's import failed, with khorovod's pip extra that installs the package;
+    return errors about other packages unchanged.
     """
     if error.name != package:
         return error
     text = f"horovod.{extra} needs {package}, which is not installed here: pip install 'khorovod[{extra}]'"
     return ModuleNotFoundError(text, name=package)
+
+
+def without_class_names(cls: type[T]) -> type[T]:
+    """Let Python's errors about arguments name ``rank()`` instead of ``JobFunctions.rank()``; a decorator."""
+    for name, function in vars(cls).items():
+        if inspect.isfunction(function):
+            function.__qualname__ = name
+    return cls

@@ -109,9 +109,6 @@ class ImmutableAdapter(NumpyAdapter):
         """Return the framework's tensor over a 64-byte aligned array, which does not change any more."""
         raise NotImplementedError
 
-    def contiguous(self, tensor: Any) -> Array:
-        return np.array(tensor, order="C", copy=True)
-
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         """Return an uninitialised array that ``wrap`` can use without a copy."""
         return aligned(shape, dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -48,7 +49,7 @@ def broadcast_object(
         ``obj`` itself on the root, a copy elsewhere.
 
     Raises:
-        RequestError: the object cannot be pickled; on every rank.
+        RequestError: the object cannot be pickled; on every rank. Or this rank cannot unpickle it.
         MismatchError: ranks named different roots.
         PeerLostError: a rank died.
 
@@ -60,7 +61,7 @@ def broadcast_object(
     _comm.broadcast_(length, root_rank, name=name and f"{name}.sz", process_set=process_set)
     wire = _tensor(payload) if sending else _comm.empty(int(length[0]), dtype="uint8")
     _comm.broadcast_(wire, root_rank, name=name and f"{name}.t", process_set=process_set)
-    found = obj if sending and error is None else pickle.loads(wire.data)
+    found = obj if sending and error is None else _unpickled(pickle.loads, wire.data, root_rank)
     if isinstance(found, _Unpicklable):
         raise wrong_argument(found.text) from error
     return found
@@ -80,17 +81,19 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         The objects in the order of the members' ranks, without those of ranks that joined.
 
     Raises:
-        RequestError: a rank's object cannot be pickled; on every rank.
+        RequestError: a rank's object cannot be pickled; on every rank. Or this rank cannot unpickle one.
         PeerLostError: a rank died.
 
     Blocks until all ranks called.
     """
     payload, error = _pickled(obj)
+    payload = pickle.dumps(_comm.rank()) + payload
     stream = io.BytesIO(_comm.allgather(_tensor(payload), name=name, process_set=process_set).data)
     found = []
     # A pickle marks its own end, so the ranks need not send lengths.
     while stream.tell() < stream.getbuffer().nbytes:
-        found.append(pickle.load(stream))
+        sender = pickle.load(stream)
+        found.append(_unpickled(pickle.load, stream, sender))
     if problems := [each.text for each in found if isinstance(each, _Unpicklable)]:
         raise wrong_argument("; ".join(problems)) from error
     return found
@@ -101,6 +104,15 @@ def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
         return cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
     except Exception as error:
         return pickle.dumps(_Unpicklable(_comm.rank(), error)), error
+
+
+def _unpickled(load: Callable[[Any], Any], source: Any, sender: int) -> Any:
+    try:
+        return load(source)
+    except Exception as error:
+        raise wrong_argument(
+            f"rank {_comm.rank()} cannot unpickle the object of rank {sender}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _tensor(payload: bytes) -> Bytes:

@@ -24,6 +24,7 @@ __all__ = [
     "add_process_set",
     "at_init",
     "global_process_set",
+    "id_or_none",
     "init",
     "is_provisional",
     "not_registered",
@@ -271,17 +272,33 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns:
         False when the set is not registered, or is the global set; then nothing happens.
 
+    Raises:
+        ValueError: ``process_set`` is no process set.
+
     Blocks until all ranks called.
     """
-    if process_set.process_set_id in (None, 0):
+    if not (key := id_or_none(process_set)):
         return False
-    key = process_set.process_set_id
-    assert key is not None
     if not is_provisional():
         context.engine().run(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter)
     _registry.remove(key)
     process_set.process_set_id = None
     return True
+
+
+def id_or_none(process_set: ProcessSet) -> int | None:
+    """Return the id of a process set; None if it is not registered.
+
+    Raises:
+        ValueError: ``process_set`` is no process set.
+    """
+    try:
+        return process_set.process_set_id
+    except AttributeError:
+        raise ValueError(
+            "process_set must be a ProcessSet, such as hvd.add_process_set() returns; "
+            f"received {process_set!r} of type {type(process_set).__name__}"
+        ) from None
 
 
 def process_set_ids_and_ranks() -> dict[int, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,18 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
 
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reduction", "Sum", "refuse_adasum", "resolve_op"]
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Reduction",
+    "Sum",
+    "check_factors",
+    "refuse_adasum",
+    "resolve_op",
+]
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -22,19 +34,12 @@ Product = ReduceOp.PRODUCT
 
 @dataclass(frozen=True)
 class Reduction:
-    """How tensors are combined, and on which ranks.
-
-    Attributes:
-        op: the operation.
-        prescale: factor applied before the operation.
-        postscale: factor applied after the operation.
-        process_set: ranks that take part.
-    """
+    """How tensors are combined, and on which ranks."""
 
     op: ReduceOp = ReduceOp.AVERAGE
-    prescale: float = 1.0
-    postscale: float = 1.0
-    process_set: ProcessSet = global_process_set
+    prescale: float = 1.0  # factor applied before the operation
+    postscale: float = 1.0  # factor applied after the operation
+    process_set: ProcessSet = global_process_set  # ranks that take part
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -68,6 +73,27 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     warn_deprecated("Parameter `average` has been replaced with `op`")
     return ReduceOp.AVERAGE if average else ReduceOp.SUM
+
+
+def check_factors(prescale: Any, postscale: Any) -> tuple[float, float]:
+    """Return the factors of a reduction as floats.
+
+    Raises:
+        RequestError: they are no finite numbers, or no values yet while a framework traces.
+    """
+    # Each call of a reduction comes here, most of them with plain floats.
+    if type(prescale) is type(postscale) is float and math.isfinite(prescale + postscale):
+        return prescale, postscale
+    if not isinstance(prescale, str | bytes) and not isinstance(postscale, str | bytes):  # float() would take them
+        try:
+            found = float(prescale), float(postscale)
+            if math.isfinite(found[0]) and math.isfinite(found[1]):
+                return found
+        except (TypeError, ValueError):
+            pass
+    raise RequestError(
+        f"prescale_factor and postscale_factor must be finite numbers. Received: {prescale!r}, {postscale!r}"
+    )
 
 
 def refuse_adasum(op: ReduceOp) -> ReduceOp:

@@ -14,21 +14,14 @@ __all__ = ["KnownSet", "SetRegistry"]
 
 @dataclass(eq=False)
 class KnownSet:
-    """Description of a process set, the same on all ranks.
-
-    Attributes:
-        key: id of the set.
-        ranks: ascending; empty if all its members are lost.
-        declaration: its index among the sets made before the first rendezvous; None for a later set.
-        why: reason why it can no longer be used, or empty.
-        objects: living ``ProcessSet`` objects of this script for this set. A training function that is called again
-            makes a new object each time.
-    """
+    """Description of a process set, the same on all ranks."""
 
     key: int
-    ranks: list[int]
-    declaration: int | None = None
-    why: str = ""
+    ranks: list[int]  # ascending; empty if all its members are lost
+    declaration: int | None = None  # its index among the sets made before the first rendezvous; None for a later set
+    why: str = ""  # reason why it can no longer be used, or empty
+    # living `ProcessSet` objects of this script for this set. A training function that is called again makes a new
+    # object each time.
     objects: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     def describe(self) -> None:
@@ -72,10 +65,8 @@ class SetRegistry:
         entry.describe()
 
     def takes_again(self, process_set: Any) -> bool:
-        """Bind an object to an earlier generation's set with the same ranks; each set only once per generation.
-
-        Returns:
-            Whether there is such a set.
+        """Bind an object to an earlier generation's set with the same ranks, each set only once per generation. Return
+        whether there is such a set.
         """
         found = [entry for entry in self._carried if entry.ranks == process_set.ranks]
         if not found:
@@ -106,13 +97,9 @@ class SetRegistry:
         """Register all sets again with their surviving members. Collective.
 
         Sets without a ``ProcessSet`` object on any rank are dropped. Sets made before the first rendezvous stay,
-        because the scripts of new ranks make them, too.
-
-        Args:
-            rank: rank of this process.
-            previous: for each rank, its rank in the previous generation; -1 for new ranks.
-            exchange: gathers one value from each rank.
-            register: registers one set, with its id, on all ranks.
+        because the scripts of new ranks make them, too. ``previous`` has for each rank its rank in the previous
+        generation, or -1. ``exchange`` gathers one value from each rank; ``register`` registers a set, with its id, on
+        all ranks.
         """
         self.have_met, knows = True, self._has_adopted and previous[rank] >= 0
         if knows:

@@ -15,17 +15,11 @@ __all__ = ["Site", "user_site"]
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
-    """A line of the user's script.
+    """A line of the user's script."""
 
-    Attributes:
-        file: path of the script.
-        line: line number.
-        function: name of the enclosing function.
-    """
-
-    file: str = "<unknown>"
+    file: str = "<unknown>"  # path of the script
     line: int = 0
-    function: str = ""
+    function: str = ""  # name of the enclosing function
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

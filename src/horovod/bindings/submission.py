@@ -7,16 +7,17 @@ caller waits. Synchronous operations skip the table of handles.
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import msgspec
 
 from horovod import context
 from horovod.bindings.adapter import Adapter, TensorTransfer
-from horovod.bindings.overlaps import find_overlaps
-from horovod.bindings.process_sets import ProcessSet, at_init, not_registered
+from horovod.bindings.misuse import without_class_names
+from horovod.bindings.process_sets import ProcessSet, at_init, id_or_none, not_registered
 from horovod.core.collectives import keeps_shape
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
 from horovod.engine.calls import Call
@@ -24,30 +25,23 @@ from horovod.engine.handles import Handle
 from horovod.errors import RequestError
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Submission", "id_of"]
+__all__ = ["Submission", "find_overlaps", "id_of"]
 
 _engine = context.engine
 _all: weakref.WeakSet[Submission] = weakref.WeakSet()
 
 
 class _Open(msgspec.Struct):
-    """A handle, and the data that turns its outputs into the caller's results.
-
-    Attributes:
-        handle: handle of the engine.
-        many: whether the caller gets a list of tensors.
-        targets: the caller's tensors, for an in-place operation.
-        copies: non-contiguous targets, each with the buffer to write back to it.
-        passing: transfer of device tensors, if the results are not written to ``targets``.
-    """
+    """A handle, and the data that turns its outputs into the caller's results."""
 
     handle: Handle
-    many: bool
-    targets: Sequence[Any] | None = None
-    copies: Sequence[tuple[Any, Any]] = ()
-    passing: TensorTransfer | None = None
+    many: bool  # whether the caller gets a list of tensors
+    targets: Sequence[Any] | None = None  # the caller's tensors, for an in-place operation
+    copies: Sequence[tuple[Any, Any]] = ()  # non-contiguous targets, each with the buffer to write back to it
+    passing: TensorTransfer | None = None  # transfer of device tensors, if the results are not written to `targets`
 
 
+@without_class_names
 class Submission:
     """Pending operations of one framework, and tensors in the arena."""
 
@@ -129,10 +123,15 @@ class Submission:
 
         Raises:
             MemoryError: the arena is full.
+            ValueError: the shape or the dtype does not exist.
         """
         dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        dims = tuple(int(dim) for dim in dims)
+        if not all(isinstance(dim, SupportsIndex) and operator.index(dim) >= 0 for dim in dims):
+            raise ValueError(f"dimensions must be whole numbers, 0 or more. Received: {dims}")
+        dims = tuple(map(operator.index, dims))
         name = dtype if isinstance(dtype, str) else self.adapter.dtype_name(dtype)
+        if name not in ITEMSIZE:
+            raise ValueError(f"dtype must be one of {', '.join(ITEMSIZE)}. Received: {name!r}")
         nbytes = ITEMSIZE[name]
         for dim in dims:
             nbytes *= dim
@@ -248,8 +247,8 @@ class Submission:
             raise RuntimeError(f"tensors of one group must be on one device, received {call.device} and {others[0]}")
         if not engine.transport.takes(call.device, call.kind, call.op, [adapter.dtype_name(t.dtype) for t in tensors]):
             stage = adapter.stage(tensors, tensors if in_place else None)
-            outputs = stage.hosts if keeps_shape(call.kind) else None
-            handle = engine.submit(call, adapter, stage.hosts, outputs, stage, patient)
+            outputs = stage.buffers if keeps_shape(call.kind) else None
+            handle = engine.submit(call, adapter, stage.buffers, outputs, stage, patient)
             return _Open(handle, many, None, (), stage)
         passed = adapter.passed(tensors)
         inputs = list(passed.buffers)
@@ -281,20 +280,28 @@ def _wait(handle: Handle) -> Sequence[Any]:
     return _engine().wait(handle)
 
 
+def find_overlaps(places: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the indices of tensors to copy so that no two share a byte, each with the index of a kept rival.
+
+    ``places`` are the address and number of bytes of each tensor.
+    """
+    moved: dict[int, int] = {}
+    end = owner = -1
+    for start, index in sorted((start, index) for index, (start, nbytes) in enumerate(places) if nbytes):
+        if start < end:
+            moved[index] = owner
+        else:
+            end, owner = start + places[index][1], index
+    return moved
+
+
 def id_of(process_set: ProcessSet) -> int:
     """Return the id of a registered process set.
 
     Raises:
         ValueError: ``process_set`` is not registered, or is no process set.
     """
-    try:
-        key = process_set.process_set_id
-    except AttributeError:
-        raise ValueError(
-            "process_set must be a ProcessSet, such as hvd.add_process_set() returns; "
-            f"received {process_set!r} of type {type(process_set).__name__}"
-        ) from None
-    if key is None:
+    if (key := id_or_none(process_set)) is None:
         raise ValueError(not_registered(process_set))
     return key
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -22,22 +22,45 @@ __all__ = ["LearningRateScale", "NumpyState", "ObjectState", "State", "on_leave"
 _comm = Collectives(NumpyAdapter())
 
 
+def _can_be_written(value: Any) -> TypeGuard[np.ndarray[Any, Any]]:
+    return isinstance(value, np.ndarray) and value.flags.writeable
+
+
 class NumpyState(ObjectState):
     """A state of arrays and plain objects: each keyword becomes an attribute.
 
-    Arrays keep their memory: they are restored and sent in place.
+    Arrays keep their memory: they are restored and sent in place. A step of ``hvd.elastic.step`` copies those that can
+    be written, because it may change them before it fails.
 
     Args:
         **kwargs: attributes and their first values.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        self._kept: dict[str, Any] = {}
         super().__init__(bcast_object=broadcast_object, get_rank=_comm.rank, **kwargs)
+
+    def capture(self) -> None:
+        """See ``State``; also copy the arrays, into the memory of the last copies."""
+        super().capture()
+        old, self._kept = self._kept, {}
+        for name, value in self._present().items():
+            if _can_be_written(value):
+                kept = old.get(name)
+                is_alike = kept is not None and (kept.shape, kept.dtype) == (value.shape, value.dtype)
+                self._kept[name] = kept if is_alike else np.empty_like(value)
+                np.copyto(self._kept[name], value)
+
+    def undo(self) -> bool:
+        is_undone = super().undo()
+        for name, kept in self._kept.items():
+            np.copyto(getattr(self, name), kept)
+        return is_undone
 
     def sync(self) -> None:
         """Give all ranks rank 0's values. Collective."""
         present = self._present()
-        arrays = {name: value for name, value in present.items() if isinstance(value, np.ndarray)}
+        arrays = {name: value for name, value in present.items() if _can_be_written(value)}
         if not self._all_equal:
             for name in sorted(arrays):
                 whole = np.ascontiguousarray(arrays[name])
@@ -53,7 +76,7 @@ class NumpyState(ObjectState):
         others = {}
         for name, value in states.items():
             mine = getattr(self, name, None)
-            if isinstance(mine, np.ndarray) and isinstance(value, np.ndarray) and mine.shape == value.shape:
+            if _can_be_written(mine) and isinstance(value, np.ndarray) and mine.shape == value.shape:
                 np.copyto(mine, value)
             else:
                 others[name] = value

@@ -19,11 +19,19 @@ import numpy as np
 from horovod.files import create_file
 from horovod.logs import logger
 
-__all__ = ["newest", "read", "remove", "write"]
+__all__ = ["check", "newest", "read", "remove", "write"]
 
 _NAME = re.compile(r"elastic-(\d{12})\.state")
+_DRAFT = re.compile(_NAME.pattern + r"\..*\.part")
 _MAGIC = b"khorovod state 1\n"
 _ALIGN = 64
+
+
+def check(folder: str) -> None:
+    """Create a folder if needed, and raise an OSError if no file can be created there."""
+    draft = _draft(folder, 0)
+    os.close(create_file(draft))
+    draft.unlink(missing_ok=True)
 
 
 def newest(folder: str) -> tuple[Path, int] | None:
@@ -37,10 +45,12 @@ def newest(folder: str) -> tuple[Path, int] | None:
 
 
 def remove(folder: str, up_to: int) -> None:
-    """Remove the checkpoints in a folder that have at most this progress."""
-    for path in Path(folder).glob("elastic-*.state"):
-        if (match := _NAME.fullmatch(path.name)) and int(match[1]) <= up_to:
-            path.unlink(missing_ok=True)
+    """Remove the checkpoints in a folder that have at most this progress, and those whose writer was killed."""
+    for path in Path(folder).glob("elastic-*"):
+        # A rank that is one step behind may still write its draft.
+        for name, limit in (_NAME, up_to), (_DRAFT, up_to - 1):
+            if (match := name.fullmatch(path.name)) and int(match[1]) <= limit:
+                path.unlink(missing_ok=True)
 
 
 def write(folder: str, progress: int, values: Mapping[str, Any]) -> Path:
@@ -58,8 +68,8 @@ def write(folder: str, progress: int, values: Mapping[str, Any]) -> Path:
     tree = _packed(dict(values), arrays, "")
     kinds = [[_name(array.dtype), list(array.shape)] for array in arrays]
     header = json.dumps({"values": tree, "arrays": kinds}).encode()
-    path = Path(folder) / f"elastic-{progress:012d}.state"
-    draft = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.part")
+    draft = _draft(folder, progress)
+    path = draft.with_name(f"elastic-{progress:012d}.state")
     try:
         with open(create_file(draft), "wb") as file:
             file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
@@ -101,6 +111,10 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is no state of an elastic job ({error}); remove it to begin anew") from None
     return values
+
+
+def _draft(folder: str, progress: int) -> Path:
+    return Path(folder) / f"elastic-{progress:012d}.state.{os.uname().nodename}.{os.getpid()}.part"
 
 
 def _name(dtype: np.dtype[Any]) -> str:

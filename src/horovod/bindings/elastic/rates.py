@@ -8,7 +8,7 @@ from typing import Any
 from horovod import context
 from horovod.bindings.misuse import wrong_argument
 
-__all__ = ["LearningRateScale", "passes_for"]
+__all__ = ["LearningRateScale", "passes_for", "rate_of", "set_rate"]
 
 
 class LearningRateScale:
@@ -39,7 +39,7 @@ class LearningRateScale:
         #: State and rates after the last completed step, while the next step runs.
         self._confirmed: tuple[dict[str, float], list[Any]] | None = None
         for group in self._groups:
-            _set_rate(group, _rate(group))
+            set_rate(group, rate_of(group))
 
     @property
     def factor(self) -> float:
@@ -52,7 +52,7 @@ class LearningRateScale:
         Returns:
             The present factor of the learning rates.
         """
-        rates = [_rate(group) for group in self._groups]
+        rates = [rate_of(group) for group in self._groups]
         if self._confirmed is None:
             self._confirmed = self.state_dict(), rates
         target = context.world().size / self._reference
@@ -63,7 +63,7 @@ class LearningRateScale:
         self._left = max(self._left - 1, 0)
         if self._factor != before:
             for group, rate in zip(self._groups, rates, strict=True):
-                _set_rate(group, rate * (self._factor / before))
+                set_rate(group, rate * (self._factor / before))
         return self._factor
 
     def confirm(self) -> None:
@@ -76,7 +76,7 @@ class LearningRateScale:
             state, rates = self._confirmed
             self.load_state_dict(state)
             for group, rate in zip(self._groups, rates, strict=True):
-                _set_rate(group, rate)
+                set_rate(group, rate)
 
     def state_dict(self) -> dict[str, float]:
         """Return the state for ``load_state_dict``; the rates themselves are part of the optimizer's state."""
@@ -88,14 +88,20 @@ class LearningRateScale:
         self._confirmed = None
 
 
-def _rate(group: Any) -> Any:
+def rate_of(group: Any) -> Any:
+    """Return the learning rate of an object with one, or its schedule."""
     if isinstance(group, Mapping):
         return group["lr"]
     found = group.learning_rate
     return float(found.numpy() if hasattr(found, "numpy") else found) if not callable(found) else found
 
 
-def _set_rate(group: Any, rate: Any) -> None:
+def set_rate(group: Any, rate: Any) -> None:
+    """Set the learning rate of an object with one.
+
+    Raises:
+        RequestError: ``rate`` is a schedule.
+    """
     if isinstance(group, MutableMapping):
         group["lr"] = rate
     elif callable(rate):

@@ -6,7 +6,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,28 +37,11 @@ R = TypeVar("R")
 _Cause = HorovodInternalError | HostsUpdatedInterrupt
 
 _comm = Collectives(NumpyAdapter())
+#: The key of the job, and how many training functions this process has begun in it.
+_trainings = b"", 0
 
 #: Errors of the script, and the end of the job: a retry would fail, too.
 _FINAL = (DeadlockError, InitError, MismatchError, NotInitializedError, RequestError)
-
-
-class _Job(Protocol):
-    """Rendezvous and synchronization of a job's members."""
-
-    def enter(self, state: State) -> None:
-        """Do the first rendezvous."""
-
-    def takes(self, error: HorovodInternalError) -> bool:
-        """Return whether to rendezvous again after an error."""
-
-    def renew(self, state: State) -> None:
-        """Rendezvous again."""
-
-    def sync(self, state: State) -> None:
-        """Synchronize the states of all ranks."""
-
-    def leave(self, state: State) -> None:
-        """Finish after the training function has returned."""
 
 
 def run_fn(func: Callable[..., R], reset: Callable[[], Any]) -> Callable[..., R]:
@@ -68,7 +51,7 @@ def run_fn(func: Callable[..., R], reset: Callable[[], Any]) -> Callable[..., R]
         func: the training function; its first argument is a state.
         reset: re-forms the job; not called in an elastic job, where the job service does this.
     """
-    return _around(func, lambda: _ThisJob() if context.is_elastic() else _GivenReset(reset))
+    return _around(func, lambda: _Job(None if context.is_elastic() else reset))
 
 
 def run(func: Callable[..., R]) -> Callable[..., R]:
@@ -86,7 +69,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
         The function, with the same arguments and result. It passes on exceptions of ``func``; errors of the script are
         not retried. A process that is no longer a member exits inside the function, with exit code 0.
     """
-    return _around(func, _ThisJob)
+    return _around(func, _Job)
 
 
 def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..., R]:
@@ -141,6 +124,7 @@ def _go_on(job: _Job, state: State, cause: _Cause) -> None:
     """Rendezvous again, and synchronize the states."""
     # Free the objects that the failed calls hold, such as the tensors of their step.
     traceback.clear_frames(cause.__traceback__)
+    state._drop_unconfirmed()  # before values are compared and sent
     if isinstance(cause, HostsUpdatedInterrupt):
         state.before_change()
     job.renew(state)
@@ -162,7 +146,7 @@ def recover(state: State, cause: _Cause) -> None:
 
     Blocks until the membership is renewed and all states are equal.
     """
-    job = _ThisJob()
+    job = _Job()
     job.find_folder()
     while True:
         if isinstance(cause, HorovodInternalError) and not state._keeps_steps:
@@ -175,65 +159,62 @@ def recover(state: State, cause: _Cause) -> None:
             cause = error
 
 
-class _GivenReset:
-    """A job that a given function re-forms, for Horovod's old import paths.
+class _Job:
+    """The job of this process.
 
     Args:
-        reset: the function that re-forms the job.
+        reset: re-forms the job after any error; None leaves that to the job service of an elastic job.
     """
 
-    def __init__(self, reset: Callable[[], Any]) -> None:
+    def __init__(self, reset: Callable[[], Any] | None = None) -> None:
         self._reset = reset
-
-    def enter(self, state: State) -> None:
-        """Do nothing."""
-
-    def takes(self, error: HorovodInternalError) -> bool:
-        """Return True: handle all errors."""
-        return True
-
-    def renew(self, state: State) -> None:
-        """Call the reset function."""
-        self._reset()
-
-    def sync(self, state: State) -> None:
-        """Synchronize the states of all ranks."""
-        state.sync()
-
-    def leave(self, state: State) -> None:
-        """Do nothing."""
-
-
-class _ThisJob:
-    """The job of this process."""
-
-    def __init__(self) -> None:
         self._is_elastic = context.is_elastic()
         self._folder = ""
         self._has_digest = False
 
     def enter(self, state: State) -> None:
-        """Load the state of an earlier job from a checkpoint, and do the first rendezvous."""
+        """Load the state of an earlier job from a checkpoint, and do the first rendezvous.
+
+        Raises:
+            InitError: no checkpoint could be written.
+            ValueError: the checkpoint is damaged, or does not fit the state.
+        """
+        global _trainings
         if not self._is_elastic:
             return
         self.find_folder()
+        if self._folder:
+            try:
+                checkpoint.check(self._folder)
+            except OSError as error:
+                raise InitError(
+                    f"no state can be written to HOROVOD_CHECKPOINT_DIR (--checkpoint-dir): {error}"
+                ) from None
         if self._folder and (found := checkpoint.newest(self._folder)):
             path, progress = found
             values = checkpoint.read(path)
-            state.load_checkpoint(values)
+            try:
+                state.load_checkpoint(values)
+            except Exception as error:
+                raise ValueError(
+                    f"{path} does not fit this state ({type(error).__name__}: {error}). Start the script that wrote "
+                    "it, or remove it to begin anew"
+                ) from error
             state.save()
             state.progress = progress
             state._note_saved()
             logger.warning("the state of step %d is taken from %s", progress, path)
         self.renew(state)
+        key = context.world().key
+        _trainings = key, 1 + (_trainings[1] if _trainings[0] == key else 0)
 
     def find_folder(self) -> None:
         """Look up the folder of the checkpoints; empty if none is configured."""
         self._folder = context.config().checkpoint_dir
 
     def takes(self, error: HorovodInternalError) -> bool:
-        """Return whether the error is a lost rank in an elastic job."""
-        return self._is_elastic and not isinstance(error, _FINAL)
+        """Return whether to rendezvous again: after a lost rank in an elastic job, and if there is a reset function."""
+        return self._reset is not None or (self._is_elastic and not isinstance(error, _FINAL))
 
     def renew(self, state: State) -> None:
         """Rendezvous again.
@@ -242,6 +223,9 @@ class _ThisJob:
             InitError: the job is over.
             SystemExit: this process is no longer a member.
         """
+        if self._reset is not None:
+            self._reset()
+            return
         digest = state.digest()
         self._has_digest = bool(digest)
         while True:
@@ -281,7 +265,9 @@ class _ThisJob:
         state._lacks_values = is_new and rank in view.behind and max(view.previous) >= 0
         members = _exchange(state, is_new)
         state._lacks_values = state._lacks_values and members[0].progress > 0
-        state._all_equal = not view.behind and self._has_digest
+        # A digest leaves out what training does not change, or changes on each rank in its own way: a new rank has
+        # its own values of these.
+        state._all_equal = not view.behind and self._has_digest and min(view.previous) >= 0
         state._sync_present = state._sync_present or members[0].keeps_steps
         if rank in view.behind and state._keeps_steps:
             # A sync that fails may leave some of rank 0's values here; then this rank returns to its own last step.
@@ -304,6 +290,7 @@ class _ThisJob:
         """Wait until all ranks are done, so that no state is lost if one more rank dies; remove the checkpoint."""
         if self._is_elastic:
             _comm.allreduce(np.zeros(1), name="elastic.end")
+            context.end_training(state.progress)
         if self._folder:
             checkpoint.remove(self._folder, state.progress)
 
@@ -315,21 +302,33 @@ class _Member(NamedTuple):
         is_new: whether the rank was no member of the previous generation.
         progress: number of boundaries that it has completed.
         keeps_steps: whether it has completed steps after its last commit.
+        training: the number of the training function in its script.
         randomness: fingerprints of its random generators: now, and at the start of its last step.
     """
 
     is_new: bool
     progress: int
     keeps_steps: bool
+    training: int
     randomness: tuple[str, str]
 
 
 def _exchange(state: State, is_new: bool) -> list[_Member]:
-    """Return the properties of all ranks. Collective."""
+    """Return the properties of all ranks. Collective.
+
+    Raises:
+        RequestError: a rank is in another training function of the script than the others.
+    """
     now = generators.fingerprint(generators.read(state._generators))
     before = generators.fingerprint(state._captured_generators or ())
-    own = _Member(is_new, state.progress, state._keeps_steps, (now, before))
-    return [_Member(*found) for found in allgather_object(tuple(own), "elastic.members")]
+    own = _Member(is_new, state.progress, state._keeps_steps, _trainings[1], (now, before))
+    members = [_Member(*found) for found in allgather_object(tuple(own), "elastic.members")]
+    if len(numbers := {member.training for member in members}) > 1:
+        raise RequestError(
+            f"a rank that joins begins its script anew, so it is in training {min(numbers)} of hvd.elastic.run, and "
+            f"others are in training {max(numbers)}. Give each training a job of its own"
+        )
+    return members
 
 
 def _follow(state: State, rank: int, members: Sequence[_Member], is_behind: bool) -> None:

@@ -14,6 +14,9 @@ import numpy as np
 
 __all__ = ["Deal", "Dealer", "deal_list", "shuffled"]
 
+#: The smallest batch to which two samples may be added.
+_TWO_MORE_FIT = 4
+
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -21,13 +24,14 @@ class Deal(NamedTuple):
     """Assignment of the remaining samples to steps and ranks, with the same number of steps on every rank.
 
     The samples of a step go to the ranks in turn, so the shares of a step differ by at most one sample, and after any
-    step the taken samples are the first ones. If fewer samples than ranks are left at the end, they join the previous
-    step. If there is no previous step, some ranks get a sample that another rank has, too: every rank needs one.
+    step the taken samples are the first ones. If fewer than two samples for each rank are left at the end (or than one,
+    with small batches), they join the previous step: batch normalization fails with one. Without a previous step, some
+    ranks may get a single sample, or one that another rank has, too: every rank needs one.
 
     Attributes:
         left: number of remaining samples.
         size: number of ranks.
-        batch_size: samples of one rank in a step; the last step may have one more.
+        batch_size: samples of one rank in a step; the last step may have two more.
     """
 
     left: int
@@ -38,7 +42,8 @@ class Deal(NamedTuple):
     def steps(self) -> int:
         """Number of steps."""
         whole, rest = divmod(self.left, self.size * self.batch_size)
-        return whole + (rest >= self.size or (whole == 0 and rest > 0))
+        least = 2 if self.batch_size >= _TWO_MORE_FIT else 1
+        return whole + (rest >= self.size * least or (whole == 0 and rest > 0))
 
     def taken(self, step: int) -> int:
         """Return the number of samples taken after ``step`` steps."""

@@ -1,17 +1,16 @@
-"""One rank's batches of arrays, sequences or iterables, while the number of ranks changes."""
+"""One rank's batches of arrays or sequences, while the number of ranks changes."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from horovod import context
-from horovod.bindings.elastic.sampler import Deal, Dealer
+from horovod.bindings.elastic.sampler import Dealer
 
-__all__ = ["ArrayShard", "StreamShard", "shard"]
+__all__ = ["ArrayShard", "shard"]
 
 
 def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
@@ -23,28 +22,26 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
 
     Args:
         data: an array, or tuples, lists and dicts of arrays of one length, whose rows are samples; or a sequence of
-            samples; or an iterable of samples that begins anew each time, the same on all ranks.
-        batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
-        shuffle: whether each epoch has its own random order; not for iterables without a length.
+            samples.
+        batch_size: samples of one rank in a step. The last batch may be shorter or have one more; from 4 on it may have
+            two more, and has two or more unless too few samples are left for one step.
+        shuffle: whether each epoch has its own random order.
         seed: seed of the random order; the same on all ranks.
 
     Returns:
         An iterable of batches: rows of the arrays, or lists of samples.
 
     Raises:
-        ValueError: there is no array, or arrays differ in length; ``shuffle`` is set for an iterable without a length,
-            or the iterable cannot restart.
+        ValueError: there is no array, arrays differ in length, or the data have no length, as iterators.
     """
     columns = list(_columns(data))
     if not columns:
         raise ValueError(f"there is nothing to deal. Received: {data!r}")
     if not all(hasattr(column, "__len__") and hasattr(column, "__getitem__") for column in columns):
-        if shuffle or iter(data) is data:
-            raise ValueError(
-                f"a {type(data).__name__} without a length cannot be shuffled, and must begin anew each time it is "
-                "iterated over; pass a sequence, or an object whose __iter__ makes a new iterator"
-            )
-        return StreamShard(data, batch_size)
+        raise ValueError(
+            "shard() takes arrays and sequences, which have a length and items; pass list(data) if it fits in memory. "
+            f"Received: {type(data).__name__}"
+        )
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"arrays must have one length. Received: {[len(column) for column in columns]}")
     return ArrayShard(Dealer(len(columns[0]), batch_size, shuffle, seed), lambda rows: _rows(data, rows))
@@ -108,66 +105,3 @@ class ArrayShard:
         """Iterate over the rest of this epoch."""
         world = context.world()
         return map(self._pick, self._dealer.batches(world.rank, world.size))
-
-
-class StreamShard:
-    """This rank's batches of an iterable; see ``shard``. A resumed epoch skips the samples that were used before.
-
-    Args:
-        data: the iterable.
-        batch_size: samples of one rank in a step.
-
-    Attributes:
-        epoch: number of the epoch.
-        taken: number of samples of the epoch that all ranks have used.
-        is_done: whether all samples of the epoch were used.
-    """
-
-    def __init__(self, data: Iterable[Any], batch_size: int) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more. Received: {batch_size}")
-        self._data, self._batch_size = data, batch_size
-        self.epoch = self.taken = self._handed = 0
-        self.is_done = self._ends = False
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; does nothing if this epoch has begun and is not done."""
-        if epoch != self.epoch or self.is_done:
-            self.epoch, self.taken, self.is_done = epoch, 0, False
-        self.reset()
-
-    def confirm(self) -> None:
-        """Count the batches that were handed out as used."""
-        self.taken, self.is_done = self._handed, self.is_done or self._ends
-
-    def reset(self) -> None:
-        """Forget batches that were handed out and not confirmed."""
-        self._handed, self._ends = self.taken, False
-
-    def state_dict(self) -> dict[str, int]:
-        """Return epoch and number of samples used; the same on all ranks."""
-        return {"epoch": self.epoch, "taken": self.taken, "is_done": self.is_done}
-
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Load the result of ``state_dict()``."""
-        self.epoch, self.taken = state_dict["epoch"], state_dict["taken"]
-        self.is_done = bool(state_dict["is_done"])
-        self.reset()
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        """Iterate over the rest of this epoch."""
-        world = context.world()
-        samples = itertools.islice(iter(self._data), self.taken, None)
-        whole = world.size * self._batch_size
-        block = list(itertools.islice(samples, whole))
-        self.is_done |= not block
-        while block:
-            ahead = list(itertools.islice(samples, whole))
-            if len(ahead) < world.size:
-                # The last samples are too few for a step of their own.
-                block, ahead = block + ahead, []
-            deal = Deal(len(block), world.size, self._batch_size)
-            self._handed += len(block)
-            self._ends = not ahead
-            yield [block[position] for position in deal.share(0, world.rank)]
-            block = ahead

@@ -16,6 +16,8 @@ from horovod.bindings.elastic import generators
 from horovod.bindings.elastic.notifications import HostUpdateResult
 from horovod.bindings.misuse import wrong_argument
 from horovod.errors import HostsUpdatedInterrupt
+from horovod.logs import logger
+from horovod.phrases import few
 
 __all__ = ["ObjectState", "State"]
 
@@ -156,6 +158,9 @@ class State:
     def confirm(self) -> None:
         """Count the handed-out samples as used; called at each commit and step."""
 
+    def _drop_unconfirmed(self) -> None:
+        """Drop what ``confirm`` has not counted: samples that were handed out, and learning rates."""
+
     def before_change(self) -> None:
         """Run collectives that need the present members, before a membership change without a lost rank. Collective."""
 
@@ -222,9 +227,7 @@ class ObjectState(State):
             else:
                 self._saved_state = self._bcast_object(self._saved_state)
                 ObjectState.restore(self)
-        for value in self._values():
-            if _is_dealt(value):
-                value.reset()
+        self._drop_unconfirmed()
 
     def digest(self) -> str:
         """Return a hash of the attributes.
@@ -259,14 +262,21 @@ class ObjectState(State):
             if _is_dealt(value):
                 value.confirm()
 
+    def _drop_unconfirmed(self) -> None:
+        for value in self._values():
+            if _is_dealt(value):
+                value.reset()
+
     def checkpoint(self) -> dict[str, Any]:
         """Return the attributes."""
         states = self._states().items()
         return {"attributes": {name: value.state if isinstance(value, _Held) else value for name, value in states}}
 
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
-        """Set the attributes that are in the file and in this state."""
+        """Set the attributes that are in the file and in this state; warn of those that only this state has."""
         known = {name: value for name, value in values["attributes"].items() if name in self._saved_state}
+        if missing := [name for name in self._saved_state if name not in known]:
+            logger.warning("the checkpoint has no value of %s; the script's own is kept", few(missing))
         self._load({name: _Held(value) if _has_state(getattr(self, name)) else value for name, value in known.items()})
 
     def _present(self) -> dict[str, Any]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from horovod import context
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import State
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from horovod.logs import logger
 
-__all__ = ["step"]
+__all__ = ["decorators", "step"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _comm = Collectives(NumpyAdapter())
 
@@ -53,7 +56,9 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
         state._keeps_steps = True
         state.capture()
         try:
-            view = _Change()
+            # Rank 0 tells during the step whether the membership is to change, so that no rank waits for it.
+            wants = np.array([context.wants_change()], np.uint8)
+            asked = _comm.broadcast_async(wants, 0, name="elastic.change")
             result = function(*args, **kwargs)
         except HorovodInternalError:
             if not state.undo():
@@ -66,10 +71,37 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
         _complete(state)
         # This rank's step is complete. If a rank dies now, the next collective raises PeerLostError.
         with contextlib.suppress(PeerLostError):
-            state._change_is_due = view.wait()
+            state._change_is_due = bool(_comm.synchronize(asked)[0])
         return result
 
     return wrapper
+
+
+def decorators(
+    typed: Callable[[], AbstractContextManager[None]], wait: Callable[[Any], Any] = lambda values: None
+) -> tuple[Any, Any]:
+    """Return ``run`` and ``step`` of a framework.
+
+    Args:
+        typed: returns a context that raises our original error instead of the framework's converted one.
+        wait: waits until values are computed, so that an error is raised in the step that caused it.
+    """
+
+    def around(decorate: F) -> F:
+        @functools.wraps(decorate)
+        def decorator(func: Callable[..., Any]) -> Any:
+            @functools.wraps(func)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with typed():
+                    result = func(*args, **kwargs)
+                    wait((result, [vars(arg) for arg in args[:1]]))
+                    return result
+
+            return decorate(call)
+
+        return decorator  # type: ignore[return-value]
+
+    return around(run), around(step)
 
 
 def _state_of(function: Callable[..., Any], args: tuple[Any, ...]) -> State:
@@ -85,14 +117,3 @@ def _state_of(function: Callable[..., Any], args: tuple[Any, ...]) -> State:
 def _complete(state: State) -> None:
     state.progress += 1
     state.confirm()
-
-
-class _Change:
-    """Asks rank 0 in the background of a step whether the membership is to change, so that no rank waits for it."""
-
-    def __init__(self) -> None:
-        own = np.array([context.wants_change()], np.uint8)
-        self._handle = _comm.broadcast_async(own, 0, name="elastic.change")
-
-    def wait(self) -> bool:
-        return bool(_comm.synchronize(self._handle)[0])

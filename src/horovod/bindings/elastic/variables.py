@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,12 @@ from horovod.bindings.objects import broadcast_object
 
 __all__ = ["VariablesState"]
 
+#: Variables, and elements of each, that are compared to find out whether a step changed what ``undo`` does not restore.
+#: The smallest ones are biases and scales, which have dense gradients and cost little to read. One more is the last, of
+#: a layer that is trained even if others are frozen. The count of an optimizer's steps does not tell it: in a graph it
+#: changes while the gradients are still being reduced.
+_WATCHED, _FEW = 8, 1024
+
 
 class VariablesState(ObjectState):
     """State of variables; a subclass lists the variables, reads them and writes them.
@@ -25,6 +32,8 @@ class VariablesState(ObjectState):
     def __init__(self, **kwargs: Any) -> None:
         self._saved: tuple[Sequence[Any], Sequence[Any]] = (), ()
         self._captured: tuple[Sequence[Any], Sequence[Any]] | None = None
+        self._by_size: Sequence[Any] = ()
+        self._watched: tuple[Sequence[Any], str] = (), ""
         self._has_stepped = False
         super().__init__(bcast_object=broadcast_object, get_rank=lambda: context.world().rank, **kwargs)
         self.save()
@@ -94,14 +103,32 @@ class VariablesState(ObjectState):
         super().capture()
         variables = self._changed_early()
         self._captured = variables, self._hold(variables)
+        early = {id(variable) for variable in variables}
+        others = [variable for variable in self._equal() if id(variable) not in early]
+        if len(others) != len(self._by_size):  # sorting takes a millisecond
+            self._by_size = sorted(others, key=lambda variable: math.prod(variable.shape))
+        watched = [*self._by_size[:_WATCHED], *others[-1:]]
+        self._watched = watched, self._sampled(watched)
 
     def undo(self) -> bool:
-        """See ``State``; False if the step created variables, whose earlier values ``capture`` cannot have recorded."""
+        """See ``State``.
+
+        Returns:
+            False if the step changed other variables than those of ``_changed_early``, or created variables, whose
+            earlier values ``capture`` cannot have recorded.
+        """
         is_undone = super().undo()
         if self._captured is not None:
             self._put(*self._captured)
             is_undone = is_undone and len(self._changed_early()) <= len(self._captured[0])
-        return is_undone
+        return is_undone and self._is_unchanged()
+
+    def _is_unchanged(self) -> bool:
+        watched, sampled = self._watched
+        return self._sampled(watched) == sampled
+
+    def _sampled(self, variables: Sequence[Any]) -> str:
+        return digest(array.reshape(-1)[:_FEW] for array in self._arrays(variables)) if variables else ""
 
     def confirm(self) -> None:
         super().confirm()
@@ -122,8 +149,7 @@ class VariablesState(ObjectState):
         variables, found = self._shared(), values["variables"]
         if [tuple(value.shape) for value in found] != [tuple(variable.shape) for variable in variables]:
             raise ValueError(
-                f"the checkpoint has {len(found)} variables, this state {len(variables)}, or some have other shapes. "
-                "Start the script that wrote it, or remove it"
+                f"the checkpoint has {len(found)} variables, this state {len(variables)}, or some have other shapes"
             )
         super().load_checkpoint(values)
         self._put(variables, found)

@@ -21,15 +21,10 @@ class Hook(Protocol):
 
 
 class GradientAdapter(Protocol):
-    """A framework with gradients that can be written. A *buffer* is flat, and a slice of it shares its memory.
+    """A framework with gradients that can be written. A *buffer* is flat, and a slice of it shares its memory."""
 
-    Attributes:
-        comm: the framework's collectives.
-        owners: who reduces the gradient of a parameter now, for as long as the parameter lives.
-    """
-
-    comm: Collectives
-    owners: MutableMapping[Any, Any]
+    comm: Collectives  # the framework's collectives
+    owners: MutableMapping[Any, Any]  # who reduces the gradient of a parameter now, for as long as the parameter lives
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
@@ -71,18 +66,19 @@ class GradientAdapter(Protocol):
     def has_changed(self, parameter: Any, mark: Any) -> bool:
         """Whether the gradient is another one than when it was marked. To take it away is no change."""
 
-    def adopt(self, slot: GradSlot) -> bool:
-        """Make the gradient, if there is one, lie in ``slot.view``, and note its sparse dimensions.
+    def lies_in_bucket(self, slot: GradSlot) -> bool:
+        """Whether there is a gradient, and it lies in ``slot.home``."""
 
-        Returns:
-            Whether there is one.
+    def adopt(self, slot: GradSlot) -> bool:
+        """Make the gradient, if there is one, lie in ``slot.home``, and note its sparse dimensions; return whether
+        there is one.
         """
 
     def give(self, slot: GradSlot) -> None:
-        """Make ``slot.view`` the gradient."""
+        """Make ``slot.home`` the gradient; where gradients are objects of their own, ``slot.view`` keeps it."""
 
     def make_sparse(self, slot: GradSlot) -> None:
-        """Make a sparse copy of ``slot.view`` the gradient."""
+        """Make a sparse copy of ``slot.home`` the gradient."""
 
     def start_unbucketed(self, slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
         """Start the reduction of a gradient in no bucket; the returned function waits and puts the result in place."""
@@ -90,12 +86,8 @@ class GradientAdapter(Protocol):
     # -- buffers -------------------------------------------------------------------------------------------------
 
     def zeros(self, count: int, like: Any, dtype: str | None = None) -> Any:
-        """Return a buffer of zeros, in the arena where it can be.
-
-        Args:
-            count: elements.
-            like: a parameter of this device.
-            dtype: name of its dtype; that of the parameter when None.
+        """Return a buffer of zeros on the device of a parameter, of its dtype unless named, in the arena where it can
+        be.
         """
 
     def view(self, buffer: Any, offset: int, parameter: Any) -> Any:

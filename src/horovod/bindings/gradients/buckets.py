@@ -6,8 +6,7 @@ bucket is one pass over memory, and no gradient is copied in or out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from horovod.bindings.gradients.adapter import GradientAdapter
@@ -19,25 +18,10 @@ from horovod.bindings.misuse import changed_gradient
 from horovod.core.requests import ReduceOp
 from horovod.phrases import few
 
-__all__ = ["Bucket", "ShardPart"]
+__all__ = ["Bucket"]
 
 # Presence flags (absent, present): the reduced flag differs from ``absent`` if at least one rank's flag does.
 _FLAGS = {ReduceOp.MIN: (0.0, -1.0), ReduceOp.PRODUCT: (1.0, 0.0)}
-
-
-@dataclass(frozen=True)
-class ShardPart:
-    """The part of one gradient that a shard holds.
-
-    Attributes:
-        slot: slot of the gradient.
-        start: index, in the gradient's memory, of the first element that the shard holds.
-        values: the reduced elements from ``start`` on.
-    """
-
-    slot: GradSlot
-    start: int
-    values: Any
 
 
 class Bucket:
@@ -54,6 +38,8 @@ class Bucket:
     Attributes:
         layout: positions of the slots' gradients in the buffer.
         in_flight: whether a reduction was started and not yet waited for.
+        absent: flag of a gradient that no rank had.
+        reduced: result of the last reduction; None while there is none.
     """
 
     def __init__(
@@ -68,18 +54,18 @@ class Bucket:
         self.layout = layout
         self._adapter = adapter
         self._collective = collective
-        self._absent, self._present = _FLAGS.get(settings.op, (0.0, 1.0))
+        self.absent, self._present = _FLAGS.get(settings.op, (0.0, 1.0))
         self._version = 0
         first = self.slots[0].parameter
         self._buffer = adapter.zeros(layout.count, first)
         self._flags = self._buffer[layout.flags :]
         self._missing: list[int] = []
-        self._reduced: Reduced | None = None
+        self.reduced: Reduced | None = None
         wire_dtype = settings.wire_dtype(adapter.dtype(first))
         self._wire = self._buffer if wire_dtype is None else adapter.zeros(layout.count, first, wire_dtype)
         for slot, offset in zip(self.slots, layout.offsets, strict=True):
             slot.bucket = self
-            slot.view = adapter.view(self._buffer, offset, slot.parameter)
+            slot.home = adapter.view(self._buffer, offset, slot.parameter)
             with adapter.quietly():
                 adapter.adopt(slot)
 
@@ -94,9 +80,9 @@ class Bucket:
         for index, slot in enumerate(self.slots):
             present = self._adapter.adopt(slot)
             if not present:
-                self._adapter.fill(slot.view, 0.0)
+                self._adapter.fill(slot.home, 0.0)
                 self._missing.append(index)
-            flags.append(self._present if present else self._absent)
+            flags.append(self._present if present else self.absent)
         self._adapter.write(self._flags, flags)
         self._begin()
 
@@ -104,7 +90,7 @@ class Bucket:
         if self._wire is not self._buffer:
             self._adapter.copy(self._wire, self._buffer)
         self._version = self._adapter.version(self._buffer)
-        self._reduced = None
+        self.reduced = None
         # Writes of the engine must not count as changes by the user.
         wire, names = self._adapter.unwatched(self._wire), [slot.name for slot in self.slots]
         self.pending = self._collective.begin(wire, self.layout, self.name, names)
@@ -121,7 +107,7 @@ class Bucket:
         missing, self._missing = self._missing, []
         if not in_flight:
             return
-        self._reduced = reduced = self._collective.wait(pending)
+        self.reduced = reduced = self._collective.wait(pending)
         if changed:
             raise changed_gradient(changed, self._collective.instead)
         if not reduced.in_place:
@@ -131,34 +117,18 @@ class Bucket:
         if missing:
             flags = self._adapter.read(self._flags)
             for index in missing:
-                if flags[index] != self._absent:
+                if flags[index] != self.absent:
                     self._adapter.give(self.slots[index])
         for slot in self.slots:
-            if slot.sparse_dim and self._adapter.gradient(slot.parameter) is slot.view:
+            if slot.sparse_dim and self._adapter.lies_in_bucket(slot):
                 self._adapter.make_sparse(slot)
-
-    def shard_parts(self) -> Iterator[ShardPart]:
-        """Yield this rank's parts of a reduce-scattered bucket; skip gradients that no rank had.
-
-        The elements are in the order in which the gradient, or the parameter, lies in memory.
-        """
-        reduced = self._reduced
-        assert reduced is not None and not reduced.in_place
-        flags = self._adapter.read(reduced.flags)
-        stop = reduced.start + len(reduced.values)
-        for slot, offset, flag in zip(self.slots, self.layout.offsets, flags, strict=True):
-            first = max(offset, reduced.start)
-            last = min(offset + self._adapter.count(slot.parameter), stop)
-            if first < last and flag != self._absent:
-                yield ShardPart(slot, first - offset, reduced.values[first - reduced.start : last - reduced.start])
 
     def changed(self) -> str:
         """Return the names of parameters whose gradient was changed since ``submit``; empty if there are none."""
         if self._adapter.version(self._buffer) != self._version:
             return f"one of {few([slot.name for slot in self.slots])}"
         for slot in self.slots:
-            gradient = self._adapter.gradient(slot.parameter)
-            if gradient is not slot.view and gradient is not None:
+            if self._adapter.gradient(slot.parameter) is not None and not self._adapter.lies_in_bucket(slot):
                 return slot.name
         return ""
 

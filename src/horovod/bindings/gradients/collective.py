@@ -27,19 +27,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Reduced:
-    """A bucket after its reduction.
+    """A bucket after its reduction."""
 
-    Attributes:
-        flags: the presence flags, reduced.
-        values: the reduced elements.
-        start: index of the first value in the bucket's buffer.
-        in_place: whether ``values`` are the bucket's own memory.
-    """
-
-    flags: Any
-    values: Any
-    start: int
-    in_place: bool
+    flags: Any  # the presence flags, reduced
+    values: Any  # the reduced elements
+    start: int  # index of the first value in the bucket's buffer
+    in_place: bool  # whether `values` are the bucket's own memory
 
 
 class BucketCollective(Protocol):
@@ -57,16 +50,8 @@ class BucketCollective(Protocol):
         """See the class."""
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        """Start to reduce a bucket.
-
-        Args:
-            wire: buffer to send.
-            layout: positions of its data and flags.
-            name: name of the operation, the same on all ranks.
-            parameters: names of the parameters whose gradients lie in the bucket, in order.
-
-        Returns:
-            The pending operation, for ``wait``.
+        """Start to reduce a bucket, whose buffer is ``wire``, and return the operation for ``wait``. ``name`` is the
+        same on all ranks; ``parameters`` are the names of those whose gradients lie in the bucket, in order.
         """
 
     def wait(self, pending: Any) -> Reduced:

@@ -17,52 +17,32 @@ _ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class Item:
-    """Properties of a gradient that the planner needs.
+    """Properties of a gradient that the planner needs."""
 
-    Attributes:
-        index: the caller's number of the gradient.
-        count: number of elements.
-        itemsize: bytes per element.
-        kind: dtype and device; items of one kind may share a buffer.
-    """
-
-    index: int
-    count: int
-    itemsize: int
-    kind: Hashable
+    index: int  # the caller's number of the gradient
+    count: int  # number of elements
+    itemsize: int  # bytes per element
+    kind: Hashable  # dtype and device; items of one kind may share a buffer
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Positions of gradients and flags in one bucket; all numbers except ``indexes`` count elements.
+    """Positions of gradients and flags in one bucket; all numbers except ``indexes`` count elements."""
 
-    Attributes:
-        indexes: indexes of its items, in order.
-        offsets: start of each item.
-        flags: start of the presence flags.
-        count: length of the buffer, which ends with the flags.
-    """
-
-    indexes: tuple[int, ...]
-    offsets: tuple[int, ...]
-    flags: int
-    count: int
+    indexes: tuple[int, ...]  # indexes of its items, in order
+    offsets: tuple[int, ...]  # start of each item
+    flags: int  # start of the presence flags
+    count: int  # length of the buffer, which ends with the flags
 
 
 def plan_buckets(
     items: Sequence[Item], bucket_bytes: int, groups: Iterable[Sequence[int]] = (), shards: int = 1
 ) -> tuple[BucketLayout, ...]:
-    """Assign ``items`` to buckets.
+    """Assign ``items`` to buckets, in the order in which their gradients become ready: that of the last items.
 
-    Args:
-        items: in the order in which their gradients become ready.
-        bucket_bytes: maximum size of a bucket in bytes; a larger item gets a bucket of its own.
-        groups: indexes that must share a bucket of any size. A group of several kinds becomes one
-            bucket per kind. Indexes without an item are ignored.
-        shards: number of equal runs, each on a 64-byte boundary, into which the part before the flags divides.
-
-    Returns:
-        The buckets in the order in which they become ready: the order of their last items.
+    An item larger than ``bucket_bytes`` gets a bucket of its own. Each group shares a bucket of any size, or one per
+    kind; indexes without an item are ignored. The part before the flags divides into so many ``shards``, equal runs
+    that each begin on a 64-byte boundary.
     """
     place = {item.index: position for position, item in enumerate(items)}
     buckets: list[list[Item]] = []

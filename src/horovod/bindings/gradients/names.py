@@ -22,9 +22,8 @@ WEIGHTS = ".weights"
 def in_words(name: str, times: int) -> str:
     """Return step and parameters of an operation as text: ``DistributedOptimizer step 118, layer3.weight``.
 
-    Args:
-        name: ``PREFIX``, perhaps ``#2``, then ``.survey``, ``.bucket0[first..last]`` or the name of a parameter.
-        times: number of its submissions, one per step; 0 if unknown.
+    The name is ``PREFIX``, perhaps ``#2``, then ``.survey``, ``.bucket0[first..last]`` or the name of a parameter. It
+    is submitted once per step; ``times`` is 0 if unknown.
     """
     number, _, what = name.removeprefix(PREFIX).partition(".")
     who = f"DistributedOptimizer{number}"

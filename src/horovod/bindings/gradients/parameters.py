@@ -1,16 +1,18 @@
-"""Check and normalize the user's names and groups of parameters."""
+"""Check and normalize the user's settings of gradients: factors, passes, names and groups of parameters."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.misuse import is_integer, warn_deprecated, wrong_argument
+from horovod.core.requests import ReduceOp
 from horovod.phrases import few
 from horovod.splits import split_evenly
 
-__all__ = ["check_groups", "check_names", "check_passes", "find_duplicates"]
+__all__ = ["check_groups", "check_names", "check_passes", "find_duplicates", "groups_argument", "predivided"]
 
 
 def find_duplicates(names: Iterable[str]) -> set[str]:
@@ -19,9 +21,36 @@ def find_duplicates(names: Iterable[str]) -> set[str]:
 
 
 def check_passes(passes: int) -> None:
-    """Raise RequestError unless ``backward_passes_per_step`` is 1 or more."""
-    if passes <= 0:
-        raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {passes}")
+    """Raise RequestError unless ``backward_passes_per_step`` is an integer, 1 or more."""
+    if not is_integer(passes) or passes <= 0:
+        raise wrong_argument(f"backward_passes_per_step must be an integer, 1 or more. Received: {passes!r}")
+
+
+def predivided(op: ReduceOp, factor: float) -> tuple[float, float]:
+    """Return the factors before and after a reduction for ``gradient_predivide_factor``.
+
+    Raises:
+        RequestError: the factor is no number, not finite or 0; or there is one, and ``op`` is not Average.
+    """
+    try:
+        divides = math.isfinite(factor) and factor != 0
+    except TypeError:
+        divides = False
+    if not divides:
+        raise wrong_argument(f"gradient_predivide_factor must be a finite number other than 0. Received: {factor!r}")
+    if factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise wrong_argument(
+            "gradient_predivide_factor needs op=Average. "
+            f"Received: gradient_predivide_factor={factor}, op={op.name.capitalize()}"
+        )
+    return 1.0 / factor, float(factor)
+
+
+def groups_argument(num_groups: int, groups: Any) -> Any:
+    """Return the groups that ``groups`` or Horovod's older ``num_groups`` selects."""
+    if num_groups:
+        warn_deprecated("num_groups is deprecated, use groups instead")
+    return (num_groups or None) if groups is None else groups
 
 
 def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
@@ -62,11 +91,6 @@ def check_groups(
 ) -> list[list[Any]] | None:
     """Return the user's groups as lists of parameters, or ``None``.
 
-    Args:
-        trained: the parameters that require a gradient.
-        groups: the user's ``groups``.
-        is_parameter: returns whether an object can be a parameter of this framework.
-
     Raises:
         RequestError: ``groups`` is neither a number nor a list of lists of parameters, or a parameter occurs twice.
     """
@@ -74,7 +98,7 @@ def check_groups(
         return None
     if isinstance(groups, int) and groups > 0:
         return [[trained[index] for index in run] for run in split_evenly(len(trained), groups)]
-    if not isinstance(groups, list) or not all(isinstance(group, list | tuple) for group in groups):
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
         raise wrong_argument(
             f"groups must be a number of groups, or a list of lists of parameters. Received: {groups!r}"
         )

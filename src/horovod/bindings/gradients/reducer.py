@@ -55,21 +55,10 @@ _names = _Names()
 
 
 class Reducer:
-    """Keeps the gradients of given parameters equal on all ranks of a process set.
+    """Keeps the gradients of parameters, the same ones on every rank, equal on all ranks of a process set.
 
-    Args:
-        named: pairs of name and parameter; the same on every rank.
-        settings: settings of the reduction.
-        passes: backward passes per step.
-        groups: parameters whose gradients must travel together.
-        bucket_bytes: size of the other buckets.
-        adapter: the framework.
-        collective: how buckets travel; by default every rank gets all of them.
-
-    Attributes:
-        active: whether this rank is a member of a process set with other ranks.
-        buckets: buckets that the ranks have agreed on.
-        passes: backward passes per step.
+    The gradients of a group travel together; other buckets have ``bucket_bytes``. By default every rank gets all of
+    them.
     """
 
     def __init__(
@@ -85,18 +74,18 @@ class Reducer:
         self.settings = settings
         self._adapter = adapter
         self._collective = collective or _allreduce(adapter, settings)
-        self.passes = passes
+        self.passes = passes  # backward passes per step
         self._fresh = True
         self._left_with: list[int] = []
         self.slots: dict[int, GradSlot] = {}
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
         self._generation = self._joins = -1
-        self.active = False
+        self.active = False  # whether this rank is a member of a process set with other ranks
         self._name = ""
         self._arrivals = 0
         self._lost = ""
-        self.buckets: list[Bucket] = []
+        self.buckets: list[Bucket] = []  # buckets that the ranks have agreed on
         self._unbucketed: list[GradSlot] = []
         self._undecided: list[GradSlot] = []
         self._hooks: dict[int, Any] = {}

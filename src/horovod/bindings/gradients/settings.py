@@ -13,15 +13,10 @@ __all__ = ["ReduceSettings"]
 
 @dataclass(frozen=True)
 class ReduceSettings(Reduction):
-    """Settings of the reduction of gradients.
+    """Settings of the reduction of gradients."""
 
-    Attributes:
-        compression: compressor of the sent gradients.
-        sparse_as_dense: whether sparse gradients are sent as dense ones.
-    """
-
-    compression: type[Compressor] | BucketCompressor = NoneCompressor
-    sparse_as_dense: bool = False
+    compression: type[Compressor] | BucketCompressor = NoneCompressor  # compressor of the sent gradients
+    sparse_as_dense: bool = False  # whether sparse gradients are sent as dense ones
 
     @property
     def one_by_one(self) -> bool:

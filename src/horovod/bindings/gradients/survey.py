@@ -8,37 +8,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.numpy_adapter import NumpyAdapter
-from horovod.bindings.objects import allgather_object
-from horovod.errors import MismatchError
 from horovod.logs import logger
-from horovod.phrases import few, list_ranks
+from horovod.phrases import few
 
 __all__ = ["Survey", "survey"]
 
 _ABSENT, _DENSE, _SPARSE = 0, 1, 2
 _HEADER = 2
+_SAME_MODEL = (
+    "Dtypes, shapes, memory layouts and order must be the same, too. Make the same model, and the optimizer with the "
+    "same named_parameters, on every rank."
+)
 
 _comm = Collectives(NumpyAdapter())
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Result of the exchange, the same on all ranks.
+    """Result of the exchange, the same on all ranks."""
 
-    Attributes:
-        order: all slots in the order of their gradients on the first rank; slots without a gradient there come last.
-        kinds: for each parameter's id, the kinds of its gradient on the ranks.
-        sparse_as_dense: whether sparse gradients are sent as dense ones.
-    """
-
+    # all slots in the order of their gradients on the first rank; slots without a gradient there come last
     order: tuple[GradSlot, ...]
-    kinds: dict[int, frozenset[int]]
-    sparse_as_dense: bool
+    kinds: dict[int, frozenset[int]]  # for each parameter's id, the kinds of its gradient on the ranks
+    sparse_as_dense: bool  # whether sparse gradients are sent as dense ones
 
     def seen(self, slot: GradSlot) -> bool:
         """Whether any rank had a gradient."""
@@ -74,9 +72,9 @@ def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapt
         rows.append(gathered[:length])
         gathered = gathered[length:]
     if len({tuple(found[:_HEADER]) for found in rows}) > 1:
-        # Send the long descriptions only when they differ.
-        everywhere = allgather_object(descriptions, f"{name}.survey.difference", settings.process_set)
-        raise MismatchError(_difference(everywhere, settings))
+        # Send the long descriptions only when they differ; this raises the error.
+        numbered = [f"{number}. {text}" for number, text in enumerate(descriptions, 1)]
+        agree_on_names("DistributedOptimizer", numbered, settings.process_set, _SAME_MODEL)
     count = len(slots)
     arrivals = rows[0][_HEADER + count : _HEADER + 2 * count]
     if settings.process_set.rank() == 0:
@@ -117,20 +115,3 @@ def _members(settings: ReduceSettings, count: int) -> Sequence[int]:
     """Return the ranks of ``count`` answers, in order; indices from 0 if some members are missing."""
     ranks = settings.process_set.ranks or []
     return ranks if len(ranks) == count else range(count)
-
-
-def _difference(everywhere: Sequence[Sequence[str]], settings: ReduceSettings) -> str:
-    """Return the error text that names the first parameter that differs between ranks."""
-    ranks = _members(settings, len(everywhere))
-    most = max(len(described) for described in everywhere)
-    rows = [[*described, *["none"] * (most - len(described))] for described in everywhere]
-    first = next(i for i in range(most) if len({row[i] for row in rows}) > 1)
-    who: dict[str, list[int]] = {}
-    for rank, row in zip(ranks, rows, strict=True):
-        who.setdefault(row[first], []).append(rank)
-    told = "".join(f"\n  {list_ranks(of)}: {what}" for what, of in who.items())
-    return (
-        "DistributedOptimizer needs parameters of the same names, dtypes, shapes and memory layouts, in the same "
-        f"order, on every rank. The first that differs is number {first + 1} of {most}:{told}\n"
-        "Make the same model, and the optimizer with the same named_parameters, on every rank."
-    )
