@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import subprocess
 import sys
@@ -33,12 +34,51 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+class _OnlyCompresses(hvd.Compression.none.__base__):  # type: ignore[name-defined,misc]
+    """A compressor without ``decompress``."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor, None
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x: hvd.grouped_allreduce([x, 3]), "expected a torch.Tensor, received int"),
+        (lambda x: hvd.allreduce(x, compression=_OnlyCompresses), r"must have compress\(\) and decompress\(\)"),
+        (lambda x: hvd.alltoall(x, splits="ab"), "splits must be a sequence of integers. Received: 'ab'"),
+        (lambda x: hvd.allreduce(x, prescale_factor=None), "must be finite numbers. Received: None, 1.0"),
+        (lambda x: hvd.allreduce(x, postscale_factor="a"), "must be finite numbers. Received: 1.0, 'a'"),
+        (lambda x: hvd.allreduce(x, prescale_factor="2"), "must be finite numbers. Received: '2', 1.0"),
+        (lambda x: hvd.allreduce(x, prescale_factor=[2.0]), r"must be finite numbers. Received: \[2.0\], 1.0"),
+        (lambda x: hvd.allreduce(x, postscale_factor=math.nan), "must be finite numbers. Received: 1.0, nan"),
+        (lambda x: hvd.remove_process_set(3), "must be a ProcessSet, .*received 3 of type int"),
+        (lambda x: hvd.zeros(2, -1), r"dimensions must be whole numbers, 0 or more. Received: \(2, -1\)"),
+        (lambda x: hvd.zeros("3"), r"dimensions must be whole numbers, 0 or more. Received: \('3',\)"),
+        (lambda x: hvd.zeros(2.5), r"dimensions must be whole numbers, 0 or more. Received: \(2.5,\)"),
+        (lambda x: hvd.alltoall(x, splits=[1.5]), r"sequence of integers. Received: torch.float32, 1 dimensions$"),
+        (lambda x: hvd.zeros(2, dtype="foo"), "dtype must be one of bool, .* Received: 'foo'"),
+    ],
+)
+def test_arguments_of_collectives_that_do_not_fit_are_named(call: Callable[[torch.Tensor], Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        call(torch.ones(4))
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "needs op=Average"),
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be 1 or more. Received: 0"),
+        ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor must be a finite number .* Received: 0.0"),
+        ({"gradient_predivide_factor": float("inf")}, "must be a finite number other than 0. Received: inf"),
+        ({"gradient_predivide_factor": "2"}, "must be a finite number other than 0. Received: '2'"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be an integer, 1 or more. Received: 0"),
+        ({"backward_passes_per_step": 1.5}, "must be an integer, 1 or more. Received: 1.5"),
+        ({"backward_passes_per_step": "2"}, "must be an integer, 1 or more. Received: '2'"),
+        ({"backward_passes_per_step": True}, "must be an integer, 1 or more. Received: True"),
         ({"named_parameters": [torch.zeros(1)]}, "Received one that is Tensor"),
         ({"named_parameters": torch.nn.Linear(1, 1)}, "Received: Linear"),
         ({"named_parameters": [("a", torch.zeros(1)), ("a", torch.zeros(1))]}, "Received several times: a"),
@@ -48,6 +88,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
         ({"groups": [torch.zeros(2)]}, "a list of lists of parameters"),
         ({"groups": [net().parameters()]}, "a list of lists of parameters"),
         ({"groups": [["weight"]]}, "groups must hold parameters. Received: str"),
+        ({"groups": [[torch.ones(1)]]}, "groups must hold parameters. Received: Tensor"),
         ({"op": 77}, "op must be Average, Sum, Adasum, Min, Max or Product, received 77"),
         ({"op": "avg"}, "op must be Average"),
         ({"compression": torch.float16}, "such as hvd.Compression.fp16. Received: torch.float16"),
@@ -71,6 +112,16 @@ def test_a_parameter_twice_in_groups_is_refused() -> None:
     weight = next(iter(model.parameters()))
     with pytest.raises(ValueError, match="twice in groups"):
         hvd.DistributedOptimizer(sgd(model), groups=[[weight], [weight]])
+
+
+@pytest.mark.usefixtures("alone")
+def test_groups_may_hold_parameters_that_are_not_trained() -> None:
+    model = net()
+    first, *others = model.parameters()
+    first.requires_grad_(False)
+    plain = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([others[0], plain], lr=0.1)
+    assert len(hvd.DistributedOptimizer(optimizer, groups=[[first, *others], [plain]])._groups) == 2
 
 
 @pytest.mark.usefixtures("alone")
@@ -189,6 +240,21 @@ def test_a_scheduler_made_before_still_sets_the_rate() -> None:
     optimizer.step()
     scheduler.step()  # without a warning that nothing has stepped yet
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_scheduler_made_before_still_sets_the_rate_after_a_checkpoint_is_loaded() -> None:
+    model = net()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert plain.state_dict() == optimizer.state_dict()
+    assert len(plain.state) == 4
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import run_ranks
-from torch_models import linear, rows, wrapped
+from torch_models import linear, rows, same_on_all_ranks, wrapped
 
 import horovod.torch as hvd
 
@@ -33,6 +33,8 @@ def changes_too_early(how: str, when: int, options: dict[str, Any]) -> str:
             net(rows(step)).square().sum().backward()
         if step == when and how == "clip":
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        elif step == when and how == "data":
+            net.bias.grad.data = net.bias.grad.data * 0.5  # type: ignore[union-attr]
         elif step == when:
             net.bias.grad = net.bias.grad * 0.5  # type: ignore[operator]
         try:
@@ -43,6 +45,51 @@ def changes_too_early(how: str, when: int, options: dict[str, Any]) -> str:
             hvd.barrier()
             return str(error)
     return ""
+
+
+def test_moving_a_gradient_in_flight_to_other_memory_is_an_error() -> None:
+    for text in run_ranks(2, changes_too_early, "data", 1, {}):
+        assert "was changed after backward() had handed it to the other ranks (rank" in text
+
+
+def moves_in_time(how: str) -> bool:
+    torch.manual_seed(hvd.rank())
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 1)).double()
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = wrapped(net)
+    for step in range(4):
+        if step == 2 and how == "channels last":
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer.zero_grad(set_to_none=how != "zeros")
+        net(torch.rand(3, 2, 4, 4, dtype=torch.float64)).square().sum().backward()
+        optimizer.synchronize()
+        for parameter in net.parameters() if how != "channels last" else ():
+            parameter.grad.data = parameter.grad.data.clamp(-0.1, 0.1)  # type: ignore[union-attr]
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return same_on_all_ranks(list(net.parameters()))
+
+
+@pytest.mark.parametrize("how", ["zeros", "none", "channels last"])
+def test_a_gradient_in_other_memory_is_reduced_in_the_next_step(how: str) -> None:
+    assert run_ranks(2, moves_in_time, how) == [True, True]
+
+
+def changes_its_dtype() -> str:
+    net = linear()
+    optimizer = wrapped(net)
+    net(rows()).sum().backward()
+    optimizer.step()
+    net.float()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError) as caught:
+        net(rows().float()).sum().backward()
+    return str(caught.value)
+
+
+def test_a_model_that_changes_its_dtype_later_is_told_so() -> None:
+    for text in run_ranks(2, changes_its_dtype):
+        assert "is float32, shape (2,), strides (1,) on cpu now, and was float64" in text
 
 
 @pytest.mark.parametrize("when", [0, 1], ids=lambda step: f"step {step}")

@@ -44,3 +44,4 @@ def test_the_default_device_does_not_matter() -> None:
         hvd.broadcast_optimizer_state(optimizer, 0)
         if size > 1:
             model.train()(x.new_ones(5, 4) * (1 + hvd.rank())).sum().backward()
+    hvd.barrier()  # no rank leaves while another one still sends gradients

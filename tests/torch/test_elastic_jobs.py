@@ -51,9 +51,7 @@ def undisturbed(starts: list[dict[str, Any]], first: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("place", "victim"), [("forward", 0), ("backward", 2), ("between", 2), ("end of step", 0)])
 def test_survivors_go_on_as_if_the_lost_rank_had_never_been(place: str, victim: int) -> None:
     """The step is repeated by two of three ranks, to the bit as two ranks do it that were never three."""
-    with ElasticJob(
-        train_steps, Policy(3, is_elastic=True, minimum=2), {"a": 3}, ({victim: (place, 3, 1)}, STEPS)
-    ) as job:
+    with ElasticJob(train_steps, Policy(3, minimum=2), {"a": 3}, ({victim: (place, 3, 1)}, STEPS)) as job:
         seen = sorted(job.values().values(), key=lambda each: each["rank"])
     assert [each["rank"] for each in seen] == [0, 1]
     for each in seen:
@@ -72,7 +70,7 @@ def test_survivors_go_on_as_if_the_lost_rank_had_never_been(place: str, victim: 
 @pytest.mark.parametrize("place", ["callback", "sync", "forward"])
 def test_a_second_rank_is_lost_while_the_others_recover(place: str) -> None:
     deaths = {3: ("backward", 2, 1), 0: (place, 2, 2)}
-    with ElasticJob(train_steps, Policy(4, is_elastic=True, minimum=2), {"a": 4}, (deaths, STEPS)) as job:
+    with ElasticJob(train_steps, Policy(4, minimum=2), {"a": 4}, (deaths, STEPS)) as job:
         seen = list(job.values().values())
     assert len(seen) == 2
     for each in seen:
@@ -83,7 +81,7 @@ def test_a_second_rank_is_lost_while_the_others_recover(place: str) -> None:
 
 @pytest.mark.slow
 def test_a_new_process_goes_on_with_the_state_of_the_others() -> None:
-    policy = Policy(3, is_elastic=True, minimum=2, cool_down_s=(0, 0))
+    policy = Policy(3, minimum=2, cool_down_s=(0, 0))
     with ElasticJob(train_steps, policy, {"a": 3}, ({0: ("backward", 2, 1)}, STEPS, 3)) as job:
         seen = list(job.values().values())
     assert len(seen) == 3
@@ -110,7 +108,7 @@ def epochs_are_whole(seen: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_a_script_of_horovod_goes_back_to_its_commit() -> None:
     """Two ranks are lost in the middle of an epoch, between commits; new ones take their places."""
-    policy = Policy(4, is_elastic=True, minimum=2, cool_down_s=(0, 0))
+    policy = Policy(4, minimum=2, cool_down_s=(0, 0))
     with ElasticJob(horovod_script, policy, {"a": 4}, ({1: 5, 0: 7}, 3, 3, -1, 4)) as job:
         seen = list(job.values().values())
     epochs_are_whole(seen)
@@ -119,7 +117,7 @@ def test_a_script_of_horovod_goes_back_to_its_commit() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_gets_sigterm_leaves_at_the_next_commit() -> None:
-    with ElasticJob(horovod_script, Policy(3, is_elastic=True, minimum=2), {"a": 3}, ({}, 4, 2, 1)) as job:
+    with ElasticJob(horovod_script, Policy(3, minimum=2), {"a": 3}, ({}, 4, 2, 1)) as job:
         seen = {slot.number: value for slot, value in job.values().items()}
     left = seen.pop(1)
     assert left == {"resets": [], "left": ["told"], "code": 0}
@@ -131,7 +129,7 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_next_commit() -> None:
 @pytest.mark.parametrize("host", [False, True], ids=["plain", "host_optimizer"])
 def test_sets_tensors_and_shards_survive(host: bool) -> None:
     """Rank 2 of four is lost after a commit and one more step."""
-    with ElasticJob(kept_things, Policy(4, is_elastic=True, minimum=2), {"a": 4}, (2, host)) as job:
+    with ElasticJob(kept_things, Policy(4, minimum=2), {"a": 4}, (2, host)) as job:
         seen = sorted(job.values().values(), key=lambda each: each["rank"])
     assert len(seen) == 3
     expected = linear_from(seen[0]["model"], seen[0]["adam"])

@@ -113,6 +113,62 @@ def test_a_step_that_changed_parameters_is_not_kept(job: Job) -> None:
     assert state.undo()
 
 
+class Written(torch.optim.Optimizer):
+    """An optimizer that writes ``data``, which no version counter sees."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
+def _fused(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, 0.1, fused=True)
+
+
+def _warming_up(parameters: Any) -> Any:
+    return torch.optim.Adam(parameters, 0.0, fused=True)
+
+
+def _of_last_layer(parameters: Any) -> Any:
+    return _fused(list(parameters)[-2:])
+
+
+@pytest.mark.parametrize("make", [_fused, _warming_up, _of_last_layer, Written])
+def test_a_change_that_no_version_counter_sees_is_found(make: Any, job: Job) -> None:
+    layers = [module for _ in range(5) for module in (torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 40))
+    optimizer = make(model.parameters())
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    for failure in (None, PeerLostError("x"), None):
+        state.capture()
+        versions = [parameter._version for parameter in model.parameters()]
+        try:
+            step_of(state, optimizer, failure)
+        except PeerLostError:
+            assert state.undo()
+        else:
+            assert versions == [parameter._version for parameter in model.parameters()]
+            assert not state.undo()
+
+
+@pytest.mark.parametrize("make", [_fused, Written])
+def test_a_change_of_one_row_is_found(make: Any, job: Job) -> None:
+    table = torch.nn.Embedding(100, 3)
+    optimizer = hvd.DistributedOptimizer(make(table.parameters()), table.named_parameters())
+    state = hvd.elastic.TorchState(model=table, optimizer=optimizer)
+    before, version = table.weight.detach().clone(), table.weight._version
+    state.capture()
+    table(torch.tensor([37])).sum().backward()
+    optimizer.step()
+    assert not state.undo()
+    changed = (table.weight != before).any(dim=1).nonzero()
+    assert changed.tolist() == [[37]]
+    assert table.weight._version == version
+
+
 def test_an_assigned_buffer_is_set_back(job: Job) -> None:
     class Average(torch.nn.Module):
         def __init__(self) -> None:
@@ -199,6 +255,14 @@ def test_a_state_goes_through_a_file(job: Job, tmp_path: Path, monkeypatch: pyte
     job.answers = [None, InitError("too few")]
     with pytest.raises(InitError):
         hvd.elastic.run(train)(first)
+    (path,) = tmp_path.iterdir()
+    others = {
+        "Missing key": hvd.elastic.TorchState(torch.nn.Linear(7, 7)),
+        r"the checkpoint has no 'net'": hvd.elastic.TorchState(net=parts()[0]),
+    }
+    for why, other in others.items():
+        with pytest.raises(ValueError, match=rf"(?s)^{path} does not fit this state \(.*{why}"):
+            hvd.elastic.run(train)(other)
     assert hvd.elastic.run(train)(second) is second
     assert [found[:-1] for found in everything(first)] == [found[:-1] for found in everything(second)]
     assert everything(first)[:-1] == everything(second)[:-1], "random generators are not in the file"
@@ -227,6 +291,16 @@ def test_digests_tell_states_apart(job: Job) -> None:
     state.sampler.record_batch(0, 1)
     digests.append(state.digest())
     assert len(set(digests)) == 6
+
+
+def test_a_digest_of_one_element_whatever_its_stride(job: Job) -> None:
+    model = torch.nn.Module()
+    model.one = torch.nn.Parameter(torch.zeros(2)[::2])
+    state = hvd.elastic.TorchState(model=model)
+    before = state.digest()
+    with torch.no_grad():
+        model.one += 1
+    assert state.digest() != before
 
 
 def test_a_rate_is_scaled_after_a_restore_too(job: Job) -> None:

@@ -10,6 +10,7 @@ import torch
 from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
+from horovod.errors import MismatchError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 F64 = torch.float64
@@ -101,6 +102,29 @@ def test_gradients_of_uneven_rows() -> None:
     assert [received.tolist() for _, _, received in results] == [[1, 2, 3], [0, 0, 0], [1, 1, 1]]
 
 
+@on_ranks(3)
+def test_gradients_of_gathered_rows_while_a_rank_has_joined() -> None:
+    rank = hvd.rank()
+    if rank > 0:
+        rows = torch.ones(rank, 2, dtype=F64, requires_grad=True)
+        once, again = hvd.grouped_allgather([rows, rows])
+        for gathered in (hvd.allgather(rows), once, again):
+            (grad,) = torch.autograd.grad((gathered * weights(gathered)).sum(), rows, retain_graph=True)
+            # Ranks 1 and 2 weigh by 2 and 3, and an average is over all three ranks.
+            torch.testing.assert_close(grad, torch.tensor([[[1, 2]], [[3, 4], [5, 6]]][rank - 1], dtype=F64) * 5 / 3)
+    hvd.join()
+
+
+@on_ranks(3)
+def test_rows_of_a_rank_that_joined_without_the_gradient_are_told() -> None:
+    x = torch.ones(1, requires_grad=True)
+    loss = hvd.allgather(x, name="x").sum()
+    if hvd.rank() > 0:
+        with pytest.raises(hvd.HorovodInternalError, match="allgather x has rows of a rank that has called join since"):
+            loss.backward()
+    hvd.join()
+
+
 def ties() -> tuple[list[float], list[float]]:
     x = torch.tensor([1.0, float(hvd.rank()), 0.0], requires_grad=True)
     (most,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Max).sum(), x)
@@ -166,6 +190,14 @@ def sparse_average() -> list[str]:
 @pytest.mark.parametrize("size", [3, 6])
 def test_equal_sparse_tensors_average_to_themselves(size: int) -> None:
     assert run_ranks(size, sparse_average) == [[]] * size
+
+
+@on_ranks(2)
+def test_sparse_tensors_of_different_sizes_are_an_error_on_every_rank() -> None:
+    last = 10 + 90 * hvd.rank()
+    mine = torch.sparse_coo_tensor([[last - 1]], torch.ones(1), (last,), check_invariants=True)
+    with pytest.raises(MismatchError, match=r"table.*\(10,\), \(100,\)"):
+        hvd.sparse_allreduce_async(mine, "table", hvd.Sum)()
 
 
 def test_sparse_allreduce_refuses_dense_tensors_and_other_ops() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from harness import run_ranks
 
 import horovod.torch as hvd
+from horovod.bindings.gradients.buckets import Bucket
 from horovod.bindings.gradients.collective import Allreduce, ReduceScatter
 from horovod.bindings.gradients.reducer import Reducer
 from horovod.bindings.gradients.settings import ReduceSettings
@@ -20,6 +22,18 @@ def net(widths: list[int]) -> torch.nn.Module:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     return torch.nn.Sequential(*layers, torch.nn.Linear(1, 3), torch.nn.Linear(3, 1))
+
+
+def shard_of(bucket: Bucket) -> Iterator[tuple[str, tuple[int, torch.Tensor]]]:
+    """Yield this rank's parts of the gradients that some rank had: name, first element, values."""
+    reduced = bucket.reduced
+    assert reduced is not None
+    for slot, offset, flag in zip(bucket.slots, bucket.layout.offsets, reduced.flags.tolist(), strict=True):
+        first = max(offset, reduced.start)
+        last = min(offset + slot.parameter.numel(), reduced.start + len(reduced.values))
+        if first < last and flag != bucket.absent:
+            values = reduced.values[first - reduced.start : last - reduced.start]
+            yield slot.name, (first - offset, values.clone().float())
 
 
 def gradients(collective: type, widths: list[int], compression: Any, op: int) -> tuple[list[dict[str, Any]], Any]:
@@ -42,8 +56,7 @@ def gradients(collective: type, widths: list[int], compression: Any, op: int) ->
         if collective is Allreduce:
             found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
         else:
-            parts = [part for bucket in reducer.buckets for part in bucket.shard_parts()]
-            found.append({part.slot.name: (part.start, part.values.clone().float()) for part in parts})
+            found.append({n: part for bucket in reducer.buckets for n, part in shard_of(bucket)})
     return found, [bucket.name for bucket in reducer.buckets]
 
 

@@ -1,18 +1,5 @@
 """horovod for PyTorch: ``import horovod.torch as hvd``.
 
-    mpi_ops             all operations on tensors: those of ops (differentiable) and the plain collectives
-    functions           broadcast parameters, optimizer state and Python objects
-    optimizer           DistributedOptimizer, over horovod.bindings.gradients; unbucketed and adasum are its parts
-    gradient_adapter    torch for horovod.bindings.gradients
-    sync_batch_norm     BatchNorm over all ranks' batches
-    elastic             states and samplers that survive lost ranks
-    uneven              ranks with different numbers of batches
-    compression         Horovod's import path of the compressors
-    adapter             torch for horovod.bindings
-    inference           conversion of inference-mode tensors
-    runtime             the one ``Collectives`` of torch
-    unsafe              code that depends on torch's internals
-
 This module re-exports the names that training scripts use.
 """
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from horovod.bindings.adapter import Adapter
-from horovod.torch.inference import ordinary
-from horovod.torch.staging import CudaTensors, StagedCudaTensors
+from horovod.torch.staging import CudaTensors, StagedCudaTensors, ordinary
 from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
@@ -97,12 +96,17 @@ class TorchAdapter(Adapter):
         return str(dtype).rpartition(".")[2]
 
     def splits(self, splits: Any) -> tuple[int, ...]:
-        allowed = (torch.int32,) if isinstance(splits, torch.Tensor) else (torch.int32, torch.int64)
-        tensor = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
+        allowed, advice = {torch.int32, torch.int64}, ""
+        if isinstance(splits, torch.Tensor):
+            allowed, advice = {torch.int32}, "; use splits.int()"
+        try:
+            tensor = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"splits must be a sequence of integers. Received: {splits!r}") from None
         if (tensor.numel() and tensor.dtype not in allowed) or tensor.dim() != 1:
             raise ValueError(
                 "splits must be a one-dimensional int32 tensor or a sequence of integers. "
-                f"Received: {tensor.dtype}, {tensor.dim()} dimensions; use splits.int()"
+                f"Received: {tensor.dtype}, {tensor.dim()} dimensions{advice}"
             )
         return tuple(tensor.tolist())
 

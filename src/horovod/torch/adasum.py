@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.names import ADASUM
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
-from horovod.torch.parameters import Named, WrappedOptimizer, trained
+from horovod.torch.optimizer_methods import Named, OptimizerMethods
 from horovod.torch.runtime import comm
 
 __all__ = ["AdasumMethods"]
 
 
-class AdasumMethods(WrappedOptimizer):
+class AdasumMethods(OptimizerMethods):
     """Methods of an Adasum optimizer, which override those of the wrapped optimizer's class.
 
     Every rank steps with its own gradients; the parameters then move by the Adasum of these steps.
     """
 
-    def synchronize(self) -> None:
-        """Do nothing: Adasum combines only after a step."""
+    def _make_reducer(self, settings: ReduceSettings) -> None:
+        """Reduce no gradients; ``synchronize()`` then has nothing to wait for."""
 
-    def skip_synchronize(self) -> AbstractContextManager[None]:
+    def skip_synchronize(self) -> NoReturn:
         """Refuse the call.
 
         Raises:
@@ -55,14 +55,13 @@ class AdasumMethods(WrappedOptimizer):
 
         Blocks until all ranks called it.
         """
-        own_step = super().step  # type: ignore[misc]
         if closure is not None:
             args = (closure, *args)
         if self._settings is None or not self.process_set.included():
-            return own_step(*args, **kwargs)
-        moved = list(trained(self.param_groups, self._parameter_names))
+            return self._own_step(*args, **kwargs)
+        moved = list(self._trained())
         starts = [parameter.detach().clone(memory_format=torch.contiguous_format) for _, parameter in moved]
-        result = own_step(*args, **kwargs)
+        result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._combine(moved, starts)
         return result
@@ -82,7 +81,3 @@ class AdasumMethods(WrappedOptimizer):
         reduced = decompress(compression, [comm.synchronize(handle) for handle in handles], contexts)
         for (_, parameter), start, step in zip(moved, starts, reduced, strict=True):
             parameter.copy_(start + step)
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Record the number of backward passes per step; gradients are accumulated locally anyway."""
-        self.backward_passes_per_step = passes

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.adapter import GradientAdapter, Hook
+from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
+from horovod.bindings.misuse import out_of_turn
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
-from horovod.torch.unbucketed import start_unbucketed
+from horovod.torch.sparse import sparse_allreduce_async
 from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchGradients"]
@@ -82,30 +85,43 @@ class TorchGradients(GradientAdapter):
         grad = parameter.grad
         return grad is not None and (grad is not mark[0] or mark[1] not in (-1, grad._version))
 
+    def lies_in_bucket(self, slot: GradSlot) -> bool:
+        grad = slot.parameter.grad
+        # The gradient can be the same object in other memory, after ``parameter.grad.data = ...``.
+        return grad is not None and grad is slot.view and grad.data_ptr() == slot.home.data_ptr()
+
     def adopt(self, slot: GradSlot) -> bool:
-        parameter, view = slot.parameter, slot.view
-        grad = parameter.grad
-        if grad is view:
-            return True
-        if grad is None:
-            return False
+        grad: torch.Tensor | None = slot.parameter.grad
+        if grad is None or self.lies_in_bucket(slot):
+            return grad is not None
         if grad.requires_grad:
             grad = grad.detach()
         if grad.layout is not torch.strided:
             slot.sparse_dim = slot.sparse_dim or grad.sparse_dim()
             grad = grad.to_dense()
-        view.copy_(grad)
-        parameter.grad = view
+        home = slot.home
+        if (grad.dtype, grad.shape, grad.device) != (home.dtype, home.shape, home.device):
+            now, before = (f"{self.describe(tensor)} on {tensor.device}" for tensor in (slot.parameter, home))
+            raise out_of_turn(
+                f"{slot.name} is {now} now, and was {before} in the first step",
+                "Change a model before its DistributedOptimizer is made, or make another one, on all ranks.",
+            )
+        home.copy_(grad)
+        self.give(slot)
         return True
 
     def give(self, slot: GradSlot) -> None:
+        if slot.view is None or slot.view.data_ptr() != slot.home.data_ptr():
+            slot.view = slot.home.view_as(slot.home)
         slot.parameter.grad = slot.view
 
     def make_sparse(self, slot: GradSlot) -> None:
-        slot.parameter.grad = slot.view.to_sparse(slot.sparse_dim)
+        slot.parameter.grad = slot.home.to_sparse(slot.sparse_dim)
 
+    @torch.no_grad()
     def start_unbucketed(self, slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
-        return start_unbucketed(slot, settings, name)
+        start = _start_sparse if slot.sparse_dim and not settings.sparse_as_dense else _start_compressed
+        return start(slot, settings, name)
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
@@ -140,3 +156,42 @@ class TorchGradients(GradientAdapter):
 
     def unwatched(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer.data
+
+
+def _start_sparse(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
+    parameter, grad = slot.parameter, slot.parameter.grad
+    if grad is None:
+        grad = _nothing(parameter, slot.sparse_dim)
+    elif grad.layout is torch.strided:
+        grad = grad.to_sparse(slot.sparse_dim)
+    result = sparse_allreduce_async(grad, name, settings.op, settings.process_set)
+
+    def finish() -> None:
+        reduced = result()
+        if parameter.grad is not None or reduced._nnz() > 0:
+            parameter.grad = reduced.coalesce()
+
+    return finish
+
+
+def _nothing(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[sparse_dim:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
+
+
+def _start_compressed(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
+    parameter, grad = slot.parameter, slot.parameter.grad
+    if grad is None:
+        grad = torch.zeros_like(parameter)
+    elif grad.layout is not torch.strided:
+        grad = grad.to_dense()
+    (wire,), contexts = compress(settings.compression, [grad.detach()])
+    # ``wire`` may be the gradient itself: writes of the engine must not count as changes by the user.
+    handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
+
+    def finish() -> None:
+        (reduced,) = decompress(settings.compression, [comm.synchronize(handle)], contexts)
+        parameter.grad = reduced.to_sparse(slot.sparse_dim) if slot.sparse_dim else reduced
+
+    return finish

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp
+from horovod.errors import HorovodInternalError
 from horovod.torch.runtime import comm
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
@@ -103,13 +104,21 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients and take this rank's rows."""
         process_set: ProcessSet = ctx.process_set
-        rows = torch.tensor([ctx.rows], device="cpu")
-        rows = comm.allgather(rows, name=ctx.name and f"{ctx.name}.rows", process_set=process_set)
-        before = rows[: process_set.rank()].sum(dim=0).tolist()
+        place = process_set.rank()
+        own = torch.tensor([[place, *ctx.rows]], device="cpu")
+        # Ranks that have joined are not in it.
+        table = comm.allgather(own, name=ctx.name and f"{ctx.name}.rows", process_set=process_set)
+        places, rows = table[:, 0], table[:, 1:]
+        if rows.sum(dim=0).tolist() != [grad.shape[0] for grad in grads]:
+            raise HorovodInternalError(
+                f"the gradient of allgather {ctx.name or 'without a name'} has rows of a rank that has called join "
+                "since; that rank must compute the gradient, too, before it joins"
+            )
+        before = rows[places < place].sum(dim=0).tolist()
         average = Reduction(process_set=process_set)
         reduced = _allreduce(grads, ctx.name, average)
-        own = zip(reduced, before, ctx.rows, strict=True)
-        return (None, None, *(grad.narrow(0, start, length) for grad, start, length in own))
+        parts = zip(reduced, before, ctx.rows, strict=True)
+        return (None, None, *(grad.narrow(0, start, length) for grad, start, length in parts))
 
 
 class _Broadcast(torch.autograd.Function):

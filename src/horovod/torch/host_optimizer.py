@@ -17,16 +17,14 @@ from horovod.bindings.gradients.collective import BucketCollective, ReduceScatte
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.objects import broadcast_object
-from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.submission import find_overlaps
 from horovod.core.requests import ReduceOp
-from horovod.torch.clipping import clip_norm, clip_value
-from horovod.torch.elementwise import check_elementwise, unhooked_step
 from horovod.torch.optimizer_methods import OptimizerMethods
-from horovod.torch.parameters import parameters_of
+from horovod.torch.optimizer_state import parameters_of
 from horovod.torch.runtime import comm
 from horovod.torch.shard_state import cut, gather
-from horovod.torch.shards import Shard, WeightPiece
+from horovod.torch.shards import Shard, WeightPiece, check_elementwise, clip_norm, clip_value, unhooked_step
 
 __all__ = ["HostMethods", "check_shardable"]
 

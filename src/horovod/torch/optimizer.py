@@ -9,9 +9,15 @@ import torch
 
 from horovod import context
 from horovod.bindings.compression import BucketCompressor, check_compression
-from horovod.bindings.gradients.parameters import check_groups, check_names, check_passes
+from horovod.bindings.gradients.parameters import (
+    check_groups,
+    check_names,
+    check_passes,
+    groups_argument,
+    predivided,
+)
 from horovod.bindings.gradients.settings import ReduceSettings
-from horovod.bindings.misuse import warn_deprecated, wrong_argument
+from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -19,7 +25,7 @@ from horovod.torch.adasum import AdasumMethods
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.host_optimizer import HostMethods, check_shardable
 from horovod.torch.optimizer_methods import OptimizerMethods
-from horovod.torch.parameters import WrappedOptimizer, check_optimizer, parameters_of
+from horovod.torch.optimizer_state import parameters_of
 from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["DistributedOptimizer"]
@@ -72,28 +78,27 @@ def DistributedOptimizer(
     op = resolve_op(op, None)
     context.world()
     keep_out_of_graphs()
-    if isinstance(optimizer, WrappedOptimizer):
+    if isinstance(optimizer, OptimizerMethods):
         raise wrong_argument("optimizer is a DistributedOptimizer already; wrap the plain one, once")
-    if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
+    prescale, postscale = predivided(op, gradient_predivide_factor)
+    if not hasattr(optimizer, "param_groups"):
         raise wrong_argument(
-            "gradient_predivide_factor needs op=Average. "
-            f"Received: gradient_predivide_factor={gradient_predivide_factor}, op={op.name}"
+            "optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1). "
+            f"Received: {type(optimizer).__name__}"
         )
-    check_optimizer(optimizer)
     check_compression(compression, buckets=op is not ReduceOp.ADASUM and not host_optimizer)
     check_passes(backward_passes_per_step)
-    if num_groups:
-        warn_deprecated("num_groups is deprecated, use groups instead")
-        groups = num_groups if groups is None else groups
+    groups = groups_argument(num_groups, groups)
     parameters = parameters_of(optimizer)
     named = check_names(parameters, named_parameters)
     learning = [parameter for parameter in parameters if parameter.requires_grad]
-    together = check_groups(learning, groups, lambda entry: isinstance(entry, torch.Tensor))
-    factor = float(gradient_predivide_factor)
+    # Groups may name parameters of the model that the optimizer does not have.
+    own = set(map(id, parameters))
+    together = check_groups(learning, groups, lambda entry: id(entry) in own or isinstance(entry, torch.nn.Parameter))
     # The size of an elastic job is not known yet.
     has_others = (process_set.size() or 1) > 1 or context.is_elastic()
     members: type = AdasumMethods if op is ReduceOp.ADASUM and has_others else OptimizerMethods
-    settings = ReduceSettings(op, 1.0 / factor, factor, process_set, compression, sparse_as_dense)
+    settings = ReduceSettings(op, prescale, postscale, process_set, compression, sparse_as_dense)
     if host_optimizer:
         check_shardable(optimizer, settings, host_optimizer)
         members = HostMethods

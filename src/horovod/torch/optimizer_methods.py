@@ -16,39 +16,61 @@ from horovod.bindings.gradients.parameters import check_passes, find_duplicates
 from horovod.bindings.gradients.reducer import Reducer
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
 from horovod.torch.gradient_adapter import TorchGradients
-from horovod.torch.parameters import Named, WrappedOptimizer, trained
 from horovod.torch.runtime import comm
 
-__all__ = ["OptimizerMethods", "gradients"]
+__all__ = ["Named", "OptimizerMethods", "gradients"]
+
+Named = list[tuple[str, torch.Tensor]]
 
 gradients = TorchGradients()
 
 
-class OptimizerMethods(WrappedOptimizer):
+class OptimizerMethods:
     """See the module."""
 
     # Defaults for a copy (copy.deepcopy, pickle): it is a plain optimizer again.
+    _settings: ReduceSettings | None = None
     _reducer: Reducer | None = None
     _synchronized = False
     _should_synchronize = True
 
+    param_groups: list[dict[str, Any]]
+    state: Any
+    backward_passes_per_step: int
+    op: ReduceOp
+    process_set: ProcessSet
+    _groups: list[list[torch.Tensor]] | None
+    _parameter_names: dict[torch.Tensor, str]
+
     def _set_up(
         self, settings: ReduceSettings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None
     ) -> None:
-        super()._set_up(settings, passes, named, groups)
+        self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
+        self.backward_passes_per_step = passes
+        self._groups = groups
+        self._parameter_names = {parameter: name for name, parameter in named}
         self._synchronized, self._should_synchronize = False, True
-        bucket_bytes = context.config().bucket_bytes
-        self._reducer = Reducer(
-            self._trained(), settings, passes, groups or (), bucket_bytes, gradients, self._collective(settings)
-        )
+        self._reducer = self._make_reducer(settings)
+
+    def _make_reducer(self, settings: ReduceSettings) -> Reducer | None:
+        bucket_bytes, passes = context.config().bucket_bytes, self.backward_passes_per_step
+        collective, groups = self._collective(settings), self._groups or ()
+        return Reducer(self._trained(), settings, passes, groups, bucket_bytes, gradients, collective)
 
     def _collective(self, settings: ReduceSettings) -> BucketCollective | None:
         """Return the operation that reduces buckets; None for the default."""
         return None
 
     def _trained(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return trained(self.param_groups, self._parameter_names)
+        """Yield name and parameter of all that require a gradient, in group order; give names to those without."""
+        names = self._parameter_names
+        for number, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if parameter.requires_grad:
+                    yield names.setdefault(parameter, f"allreduce.noname.{number}.{index}"), parameter
 
     def synchronize(self) -> None:
         """Wait until every gradient is reduced over all ranks.
@@ -209,7 +231,16 @@ class OptimizerMethods(WrappedOptimizer):
             self._reducer.drain()
             self._reducer.rearm()
         self._synchronized = False
+        groups, state = self.param_groups, self.state
         super().load_state_dict(state_dict)  # type: ignore[misc]
+        # Torch makes new ones, but the plain optimizer, and so its schedulers, share the old ones.
+        for group, loaded in zip(groups, self.param_groups, strict=True):
+            group.clear()
+            group.update(loaded)
+        loaded_state = dict(self.state)
+        state.clear()
+        state.update(loaded_state)
+        self.param_groups, self.state = groups, state
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes before gradients are reduced; call it only between steps."""

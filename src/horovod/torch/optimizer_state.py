@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["StateDescription", "apply_state", "dense_stride", "describe_state", "tensors_of"]
+__all__ = ["StateDescription", "apply_state", "dense_stride", "describe_state", "parameters_of", "tensors_of"]
 
 # These keys identify a group; they are no options.
 _NOT_OPTIONS = ("params", "param_names")
@@ -57,21 +57,13 @@ class _Blank:
 
 @dataclass(frozen=True)
 class StateDescription:
-    """The state and options of an optimizer.
+    """The state and options of an optimizer."""
 
-    Attributes:
-        kind: name of the optimizer's class.
-        shapes: shape of every parameter, by group.
-        options: options of every group.
-        states: state of every parameter that has one, by the parameter's index.
-        extras: state under keys that are no parameters.
-    """
-
-    kind: str
-    shapes: tuple[tuple[tuple[int, ...], ...], ...]
-    options: tuple[dict[str, Any], ...]
-    states: dict[int, Any]
-    extras: dict[Any, Any]
+    kind: str  # name of the optimizer's class
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]  # shape of every parameter, by group
+    options: tuple[dict[str, Any], ...]  # options of every group
+    states: dict[int, Any]  # state of every parameter that has one, by the parameter's index
+    extras: dict[Any, Any]  # state under keys that are no parameters
 
     def misfit(self, optimizer: torch.optim.Optimizer) -> str:
         """Return the difference that prevents ``optimizer`` from taking this state, or an empty string."""
@@ -105,7 +97,7 @@ def apply_state(optimizer: torch.optim.Optimizer, description: StateDescription)
     Existing tensors that fit are reused, so that other references to them see the new values.
     """
     states, extras = _split_state(optimizer)
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     optimizer.state.clear()
     for number, state in description.states.items():
         parameter = parameters[number]
@@ -130,12 +122,13 @@ def tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Te
             yield from _walk(f"group.{index}.{key}", group[key])
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters, in the order of the groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _split_state(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[Any, Any]]:
-    numbers = {id(p): number for number, p in enumerate(_parameters(optimizer))}
+    numbers = {id(p): number for number, p in enumerate(parameters_of(optimizer))}
     states: dict[int, Any] = {}
     extras: dict[Any, Any] = {}
     for key, value in optimizer.state.items():

@@ -52,16 +52,9 @@ def gather(
     process_set: ProcessSet,
     to_all: bool,
 ) -> dict[torch.Tensor, dict[str, Any]] | None:
-    """Gather the whole state of parameters, one parameter after the other.
-
-    Args:
-        parameters: names and sharded parameters, in the same order on all ranks.
-        pieces: this rank's pieces and their states, by the id of the parameter.
-        process_set: the ranks that share the shards.
-        to_all: whether every rank gets the whole state, or only the set's first rank.
-
-    Returns:
-        The whole state of every parameter that has state; None on a rank that gets nothing.
+    """Return the whole state of parameters that have one, gathered one after the other; None on a rank that gets
+    nothing. ``pieces`` are this rank's, with their states, by the id of the parameter. Without ``to_all`` only the
+    set's first rank gets it.
 
     Raises:
         OptimizerUseError: a rank that had a part of the state has left.

@@ -6,50 +6,49 @@ Weights of a device are also kept on the host, and copied to the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from horovod.bindings.gradients.buckets import Bucket
 from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.names import WEIGHTS
-from horovod.bindings.misuse import out_of_turn
+from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
 from horovod.torch.optimizer_methods import gradients
 from horovod.torch.runtime import comm
 
-__all__ = ["Shard", "WeightPiece"]
+__all__ = ["Shard", "WeightPiece", "check_elementwise", "clip_norm", "clip_value", "unhooked_step"]
+
+#: Optimizers that treat each element of a parameter independently, so that ranks can step parts.
+_ELEMENTWISE = (
+    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD",
+)  # fmt: skip
+
+#: Added to the norm, as in torch.nn.utils.clip_grad_norm_.
+_TINY = 1e-6
 
 
 @dataclass(eq=False)
 class WeightPiece:
-    """The part of one parameter that this rank steps.
-
-    Attributes:
-        slot: slot of the parameter.
-        start: index of the first element, in the parameter's memory order.
-        weights: the elements; a view of the buffer.
-    """
+    """The part of one parameter that this rank steps."""
 
     slot: GradSlot
-    start: int
-    weights: torch.Tensor
+    start: int  # index of the first element, in the parameter's memory order
+    weights: torch.Tensor  # the elements; a view of the buffer
 
 
 class Shard:
-    """This rank's share of a bucket.
-
-    Args:
-        bucket: the bucket.
-        process_set: the ranks that share the bucket.
-
-    Attributes:
-        pieces: this rank's part of each parameter, by the parameter's id; many parameters have none.
-    """
+    """This rank's share of a bucket, among the ranks of a process set."""
 
     def __init__(self, bucket: Bucket, process_set: ProcessSet) -> None:
         self.bucket = bucket
+        # this rank's part of each parameter, by the parameter's id; many parameters have none
         self.pieces: dict[int, WeightPiece] = {}
         self._process_set = process_set
         self._handle: int | None = None
@@ -92,11 +91,13 @@ class Shard:
 
     def receive(self) -> None:
         """Set the gradients of the pieces; None if no rank has a gradient."""
-        for piece in self.pieces.values():
-            piece.weights.grad = None
-        for part in self.bucket.shard_parts():
-            weights = self.pieces[id(part.slot.parameter)].weights
-            weights.grad = part.values.to(weights)
+        bucket, reduced = self.bucket, self.bucket.reduced
+        assert reduced is not None
+        for slot, offset, flag in zip(bucket.slots, bucket.layout.offsets, reduced.flags.tolist(), strict=True):
+            if (piece := self.pieces.get(id(slot.parameter))) is not None:
+                begin = offset + piece.start - reduced.start
+                values = reduced.values[begin : begin + len(piece.weights)]
+                piece.weights.grad = values.to(piece.weights) if flag != bucket.absent else None
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """Yield the gradients of the pieces."""
@@ -105,10 +106,8 @@ class Shard:
                 yield piece.weights.grad
 
     def by_group(self, numbers: dict[int, int]) -> dict[int, list[torch.Tensor]]:
-        """Return the pieces that have a gradient, by the number of their parameter's group.
-
-        Args:
-            numbers: number of the group, by the parameter's id.
+        """Return the pieces that have a gradient, by the number of their parameter's group, which ``numbers`` has by
+        its id.
         """
         found: dict[int, list[torch.Tensor]] = {}
         for key, piece in self.pieces.items():
@@ -141,3 +140,60 @@ class Shard:
     def abandon(self) -> None:
         """Forget the operation in flight."""
         self._handle = None
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Raise RequestError unless ``optimizer`` is a known elementwise one of torch, or its class declares it."""
+    cls = type(optimizer)
+    known = [getattr(torch.optim, name).step for name in _ELEMENTWISE if hasattr(torch.optim, name)]
+    own: Any = cls.step
+    if not getattr(cls, "elementwise", any(inspect.unwrap(own) is inspect.unwrap(step) for step in known)):
+        raise wrong_argument(
+            "host_optimizer needs an optimizer that treats every element of a parameter by itself: "
+            f"{', '.join(_ELEMENTWISE)}, or a class of yours that says so with `elementwise = True`. "
+            f"Received: {cls.__name__}"
+        )
+    for option in ("differentiable", "capturable"):
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise wrong_argument(f"host_optimizer cannot be combined with {option}=True of {cls.__name__}")
+
+
+def unhooked_step(cls: type) -> Callable[..., Any]:
+    """Return the ``step`` of an optimizer's class without torch's hook wrapper."""
+    step: Any = cls.step  # type: ignore[attr-defined]
+    while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    found: Callable[..., Any] = step
+    return found
+
+
+@torch.no_grad()
+def clip_norm(
+    gradients: Sequence[torch.Tensor], most: float, kind: float, error_if_nonfinite: bool, process_set: ProcessSet
+) -> torch.Tensor:
+    """Scale gradients by the common norm of all ranks' gradients; see ``HostMethods.clip_grad_norm_``."""
+    norms = [torch.linalg.vector_norm(gradient, kind).double() for gradient in gradients]
+    own = torch.stack(norms) if norms else torch.zeros(1, dtype=torch.float64)
+    name = "DistributedOptimizer.norm"
+    if math.isinf(kind):
+        total = comm.allreduce(own.max(), name=name, op=ReduceOp.MAX, process_set=process_set)
+    else:
+        total = comm.allreduce(own.pow(kind).sum(), name=name, op=ReduceOp.SUM, process_set=process_set)
+        total = total.pow(1.0 / kind)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(
+            f"the total norm of order {kind} of the gradients of all ranks is {total.item()}, so they cannot be "
+            "clipped; pass error_if_nonfinite=False to continue all the same"
+        )
+    factor = (most / (total + _TINY)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.dtype))
+    found: torch.Tensor = total.to(gradients[0].dtype) if gradients else total
+    return found
+
+
+@torch.no_grad()
+def clip_value(gradients: Sequence[torch.Tensor], most: float) -> None:
+    """Clip every element to ``[-most, most]``."""
+    for gradient in gradients:
+        gradient.clamp_(-most, most)

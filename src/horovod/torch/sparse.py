@@ -9,6 +9,7 @@ import torch
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
+from horovod.errors import MismatchError
 from horovod.torch.runtime import comm
 
 __all__ = ["sparse_allreduce_async"]
@@ -38,6 +39,7 @@ def sparse_allreduce_async(
 
     Raises:
         RequestError: ``tensor`` is no COO tensor, or ``op`` is neither Average nor Sum.
+        MismatchError: sizes disagree; on every rank, with each rank's size, when the returned function is called.
     """
     if tensor.layout is not torch.sparse_coo:
         raise wrong_argument(
@@ -49,14 +51,18 @@ def sparse_allreduce_async(
     # Use one row per entry, so that the ranks' entries can be concatenated.
     indices = tensor.indices().t().contiguous()
     values = tensor.values().contiguous()
-    handles = [
-        comm.allgather_async(indices, name=name and f"{name}.indices", process_set=process_set),
-        comm.allgather_async(values, name=name and f"{name}.values", process_set=process_set),
-    ]
+    # The ranks compare only the number of dimensions: indices outside of a smaller tensor would be memory errors.
+    size = indices.new_tensor([list(tensor.shape)])
+    handle = comm.grouped_allgather_async([indices, values, size], name=name, process_set=process_set)
     members = process_set.size() or 1
 
     def result() -> torch.Tensor:
-        indices, values = (comm.synchronize(handle) for handle in handles)
+        indices, values, sizes = comm.synchronize(handle)
+        if not sizes.eq(size).all():
+            raise MismatchError(
+                f"sparse allreduce {name or 'without a name'}: ranks gave tensors of different sizes, in rank order "
+                f"{', '.join(str(tuple(each)) for each in sizes.tolist())}; give the same size on every rank"
+            )
         if op == ReduceOp.AVERAGE and members > 1:
             return _average(indices.t(), values, tensor.shape, members)
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)

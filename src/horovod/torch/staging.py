@@ -15,12 +15,27 @@ import torch
 
 from horovod import context
 from horovod.logs import logger
-from horovod.torch.inference import ordinary
 
 if TYPE_CHECKING:
     from horovod.engine.ports import Transport
 
-__all__ = ["CudaTensors", "StagedCudaTensors"]
+__all__ = ["CudaTensors", "StagedCudaTensors", "ordinary"]
+
+
+def ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias without gradient history that can be written in any mode.
+
+    A tensor made in inference mode, a property of a thread, cannot be written outside it, but the engine runs on
+    several threads and reuses its tensors in the next call.
+    """
+    if not tensor.is_inference():
+        return tensor.detach()
+    with torch.inference_mode(False):
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.is_conj():
+            alias = alias.conj()
+        return torch._neg_view(alias) if tensor.is_neg() else alias
 
 
 def _not_while_capturing() -> None:
@@ -37,11 +52,7 @@ def _not_while_capturing() -> None:
 
 
 class CudaTensors:
-    """Passes the tensors of one operation on without leaving their device.
-
-    Args:
-        buffers: contiguous tensors on one CUDA device.
-    """
+    """Passes the tensors of one operation, contiguous on one CUDA device, on without leaving it."""
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
         _not_while_capturing()
@@ -132,15 +143,7 @@ _pool = _Pool()
 
 
 class StagedCudaTensors:
-    """Copies the tensors of one operation to the host, and the results back.
-
-    Args:
-        tensors: tensors on one CUDA device.
-        targets: tensors for the results, or None for new tensors.
-
-    Attributes:
-        hosts: host buffers with the tensors' shapes and dtypes, filled once ``before`` has returned.
-    """
+    """Copies the tensors of one operation, on one device, to the host, and the results back, to targets or new ones."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> None:
         _not_while_capturing()
@@ -148,7 +151,8 @@ class StagedCudaTensors:
         self._targets = targets
         self._stream = _pool.stream(self._device)
         self._blocks: list[_Block] = []
-        self.hosts: list[torch.Tensor] = []
+        # host buffers with the tensors' shapes and dtypes, filled once `before` has returned
+        self.buffers: list[torch.Tensor] = []
         self._results: list[torch.Tensor] = []
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -160,7 +164,7 @@ class StagedCudaTensors:
                 host.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)
                 self._blocks.append(block)
-                self.hosts.append(host)
+                self.buffers.append(host)
             self._arrived = self._stream.record_event()
 
     def before(self) -> None:

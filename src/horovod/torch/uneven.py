@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
 from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.runtime import comm
 
-__all__ = ["UnevenInputs", "uneven_inputs"]
-
-
-@dataclass
-class UnevenInputs:
-    """Result of ``uneven_inputs``.
-
-    Attributes:
-        last_rank: the rank that finished last; -1 before the end of the block.
-    """
-
-    last_rank: int = -1
+__all__ = ["uneven_inputs"]
 
 
 @contextmanager
 def uneven_inputs(
     model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
-) -> Iterator[UnevenInputs]:
+) -> Iterator[None]:
     """Return a context in which ranks may run different numbers of batches, such as an epoch.
 
     Collective over all ranks. A rank that reaches the end waits while the others continue: their collectives inside
@@ -45,9 +33,6 @@ def uneven_inputs(
         model: module whose parameters and buffers are synchronized at the end.
         optimizer: optimizer whose state is synchronized at the end.
 
-    Yields:
-        A record of the block; ``last_rank`` is set at its end.
-
     Raises:
         PeerLostError: a rank died.
         NotInitializedError: ``init()`` was not called.
@@ -55,10 +40,9 @@ def uneven_inputs(
     Blocks at the end of the block until all ranks have reached it.
     """
     comm.rank()
-    told = UnevenInputs()
-    yield told
-    told.last_rank = comm.join()
+    yield
+    last_rank = comm.join()
     if model is not None:
-        broadcast_parameters(model.state_dict(), told.last_rank)
+        broadcast_parameters(model.state_dict(), last_rank)
     if optimizer is not None:
-        broadcast_optimizer_state(optimizer, told.last_rank)
+        broadcast_optimizer_state(optimizer, last_rank)

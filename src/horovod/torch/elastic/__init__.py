@@ -1,10 +1,4 @@
-"""Elastic training with PyTorch: ``import horovod.torch as hvd``, then ``hvd.elastic.run``; see docs/elastic.md.
-
-state       ``TorchState``
-handlers    saving, restoring and sending of values, by type
-capture     buffers that a failed step may have changed
-sampler     ``ElasticSampler``
-"""
+"""Elastic training with PyTorch: ``import horovod.torch as hvd``, then ``hvd.elastic.run``; see docs/elastic.md."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from horovod.torch.elastic.handlers import (
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.host_optimizer import HostMethods
 from horovod.torch.runtime import comm
+from horovod.transports.kernels_torch import as_bytes
 
 # Horovod's scripts import the handlers from here.
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "get_handler_registry",
     "set_handler_registry",
 ]
+
+T = TypeVar("T")
 
 
 def _read_cuda() -> list[torch.Tensor]:
@@ -120,9 +123,9 @@ class TorchState(ObjectState):
         return hashed.hexdigest()
 
     def capture(self) -> None:
-        """Record buffers and random generators for ``undo``; parameters are not copied."""
+        """Record buffers and random generators for ``undo``; of parameters only what shows whether they changed."""
         super().capture()
-        self._capture.take(self._models())
+        self._capture.take(self._held(torch.nn.Module), self._held(torch.optim.Optimizer))
 
     def undo(self) -> bool:
         """Restore buffers and random generators, and drop gradients.
@@ -146,14 +149,21 @@ class TorchState(ObjectState):
         return {**_to_arrays(super().checkpoint()), "handled": handled}
 
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
-        """Set all values that are both in the checkpoint and in this state."""
+        """Set all values that are both in the checkpoint and in this state.
+
+        Raises:
+            ValueError: a model, optimizer or sampler of this state is not in the checkpoint.
+        """
+        found = values.get("handled", {})
+        if missing := [n for n, h in self._handlers.items() if n not in found and h.state() is not None]:
+            raise ValueError(f"the checkpoint has no {missing[0]!r}")
         super().load_checkpoint(_to_tensors(values))
-        for name, state in values["handled"].items():
+        for name, state in found.items():
             if (handler := self._handlers.get(name)) is not None:
                 handler.load(_to_tensors(state))
 
-    def _models(self) -> list[torch.nn.Module]:
-        return [value for value in self._values() if isinstance(value, torch.nn.Module)]
+    def _held(self, kind: type[T]) -> list[T]:
+        return [value for value in self._values() if isinstance(value, kind)]
 
     def _values(self) -> Iterator[Any]:
         yield from super()._values()
@@ -170,7 +180,7 @@ def _sums(tensors: list[torch.Tensor]) -> list[int]:
     with torch.no_grad():
         for tensor in tensors:
             flat = (tensor.to_dense() if tensor.layout is not torch.strided else tensor).detach().contiguous()
-            raw = flat.reshape(-1).view(torch.uint8)
+            raw = as_bytes(flat)
             whole = raw.numel() // 8 * 8
             words = raw[:whole].view(torch.int64) if raw.storage_offset() % 8 == 0 else raw[:whole].clone().view(
                 torch.int64
