@@ -18,6 +18,13 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(scope="session", params=[*(f"keras-{name}" for name in BACKENDS), "tf_keras"])
+def framework(request: pytest.FixtureRequest) -> str:
+    """The name of the Keras that ranks have loaded: Keras 3 with a backend, or tf_keras."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
 def ranks(backend: str) -> Callable[..., list[Any]]:
     """Runs a function on two ranks that have Keras with this backend loaded."""

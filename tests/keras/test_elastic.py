@@ -12,6 +12,7 @@ import pytest
 from by_hand import weights_by_hand
 from elastic_job import ElasticJob
 from harness import LIMIT_S, run_ranks
+from keras_kind import keras_and_hvd
 
 from horovod.core.membership_events import Policy
 
@@ -21,20 +22,10 @@ def _undisturbed_and_disturbed(which: tuple[int, ...], jit_compile: bool) -> Non
     import numpy as np
     from losing import losing
 
-    keras: Any
-    hvd: Any
+    keras, hvd = keras_and_hvd()
     if os.environ.get("TF_USE_LEGACY_KERAS"):
-        import tensorflow as tf
-
-        import horovod.tensorflow.keras as hvd
-
-        keras = tf.keras
         # Without it the random states of tf_keras are no variables.
         keras.backend.experimental.enable_tf_random_generator()
-    else:
-        import keras
-
-        import horovod.keras as hvd
 
     class See(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -99,22 +90,49 @@ def test_a_failed_step_of_fit_of_tf_keras_has_no_effect(jit_compile: bool) -> No
     run_ranks(1, _undisturbed_and_disturbed, (5, 6, 11), jit_compile, framework="tf_keras")
 
 
+def _fails_after_its_update() -> None:
+    """The mean of the loss is reduced after the update, and fails in the first and third step."""
+    import numpy as np
+    from losing import losing
+
+    keras, hvd = keras_and_hvd()
+    layers = keras.layers
+
+    def trained(which: tuple[int, ...]) -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(8), layers.Dense(1, use_bias=False)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+        state = hvd.elastic.KerasState(model)
+
+        @hvd.elastic.step
+        def one(state: Any) -> None:
+            loss = model.train_on_batch(np.ones((2, 4), "float32"), np.ones((2, 1), "float32"))
+            hvd.allreduce(np.asarray(loss, "float32"), name="loss")
+            state.batch += 1
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            while state.batch < 4:
+                one(state)
+
+        with losing(which) as losses:
+            train(state)
+        assert (losses.count, state.batch) == (len(which), 4)
+        return [np.array(value) for value in state._arrays(state._shared())]
+
+    for value, other in zip(trained((2, 8)), trained(()), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_after_its_update_is_not_done_twice(framework: str) -> None:
+    run_ranks(1, _fails_after_its_update, framework=framework)
+
+
 def _go_back_to_the_first_values() -> None:
     import numpy as np
 
-    keras: Any
-    hvd: Any
-    if os.environ.get("TF_USE_LEGACY_KERAS"):
-        import tensorflow as tf
-
-        import horovod.tensorflow.keras as hvd
-
-        keras = tf.keras
-    else:
-        import keras
-
-        import horovod.keras as hvd
-
+    keras, hvd = keras_and_hvd()
     hvd.init()
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
@@ -129,13 +147,8 @@ def _go_back_to_the_first_values() -> None:
 
 
 @pytest.mark.slow
-def test_a_state_goes_back_to_values_from_before_the_first_batch(backend: str) -> None:
-    run_ranks(1, _go_back_to_the_first_values, framework=f"keras-{backend}")
-
-
-@pytest.mark.slow
-def test_a_state_of_tf_keras_goes_back_to_values_from_before_the_first_batch() -> None:
-    run_ranks(1, _go_back_to_the_first_values, framework="tf_keras")
+def test_a_state_goes_back_to_values_from_before_the_first_batch(framework: str) -> None:
+    run_ranks(1, _go_back_to_the_first_values, framework=framework)
 
 
 def _example() -> Any:
@@ -188,7 +201,7 @@ def _example() -> Any:
 def test_scripts_of_horovod_run_unmodified(backend: str) -> None:
     import numpy as np
 
-    policy = Policy(2, is_elastic=True, minimum=1, cool_down_s=(0, 0))
+    policy = Policy(2, minimum=1, cool_down_s=(0, 0))
     with ElasticJob(_example, policy, {"a": 2}, framework=f"keras-{backend}") as job:
         values = list(job.values().values())
     assert len(values) == 2
@@ -255,7 +268,7 @@ def _fit(ends: int) -> dict[str, Any]:
 def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str) -> None:
     import numpy as np
 
-    policy = Policy(3, is_elastic=True, minimum=2, cool_down_s=(0, 0))
+    policy = Policy(3, minimum=2, cool_down_s=(0, 0))
     with ElasticJob(_fit, policy, {"a": 3}, args=(120,), framework=f"keras-{backend}") as job:
         ends = job.ends()
     assert job.finish == "", job.finish

@@ -41,12 +41,20 @@ def test_equal_tensors_average_to_themselves(mode: str) -> None:
 
 
 @on_ranks(3, framework="tensorflow")
-def test_rows_that_some_ranks_lack_count_as_zeros_there() -> None:
+def test_rows_of_three_ranks_are_those_of_one_process() -> None:
+    # A process that takes the gradient of the whole batch has one row for each use of an index. Keras 3 squares and
+    # clips such rows one by one, so their sums would train differently.
     rank = hvd.rank()
     values, indices = tf.constant([[1.0, 2.0]] * (rank + 1)) * (rank + 1.0), tf.range(rank + 1)
     average = hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([4, 2])))
+    np.testing.assert_array_equal(average.indices, [0, 0, 1, 0, 1, 2])
+    np.testing.assert_allclose(average.values, np.outer([1, 2, 2, 3, 3, 3], [1.0, 2.0]) / 3, rtol=1e-6)
     wanted = np.outer([6.0, 5.0, 3.0, 0.0], [1.0, 2.0]) / 3
     np.testing.assert_allclose(tf.convert_to_tensor(average), wanted, rtol=1e-6)
+    whole = tf.IndexedSlices(tf.ones([1, 2], tf.int32), tf.constant([rank]), tf.constant([4, 2]))
+    assert hvd.allreduce(whole, op=hvd.Sum).values.dtype == tf.int32
+    with pytest.raises(NotImplementedError, match=r"IndexedSlices of int32 cannot be averaged"):
+        hvd.allreduce(whole)
 
 
 @on_ranks(2, framework="tensorflow")

@@ -14,13 +14,14 @@ from harness import Ranks, on_ranks
 @on_ranks(1, framework="tensorflow")
 def test_the_registry_answers_those_who_have_the_key() -> None:
     from horovod.errors import LaunchError
-    from horovod.tensorflow.data.registry import ComputeClient, ComputeService
+    from horovod.rendezvous.service import Service
+    from horovod.tensorflow.data.registry import ComputeClient
 
-    service = ComputeService(b"key")
+    service = Service(b"key", ["127.0.0.1"])
     try:
-        place = [("127.0.0.1", service.port)]
-        client, late = (ComputeClient(place, b"key", 2, 2, timeout_s) for timeout_s in (60.0, 0.5))
-        stranger = ComputeClient(place, b"other", 2, 2, 0.5)
+        place = ("127.0.0.1", int(service.endpoints[0].rpartition(":")[2]))
+        client, late = (ComputeClient([place], b"key", 2, 2, timeout_s) for timeout_s in (60.0, 0.5))
+        stranger = ComputeClient([place], b"other", 2, 2, 0.5)
         waiting: list[str] = []
         thread = threading.Thread(target=lambda: waiting.append(client.wait_for_dispatcher_registration(1, 300.0)))
         thread.start()
@@ -41,7 +42,7 @@ def test_the_registry_answers_those_who_have_the_key() -> None:
         with pytest.raises(LaunchError, match="no data service answers"):
             stranger.shutdown()
         before = threading.active_count()
-        rude = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(100)]
+        rude = [socket.create_connection(place) for _ in range(100)]
         for each in rude:
             each.sendall(b"\xff" * 1000)
         client.wait_for_dispatcher_worker_registration(0, 300.0)

@@ -81,6 +81,96 @@ def test_a_failed_step_has_no_effect(mode: str, kind: str) -> None:
     run_ranks(1, _undisturbed_and_disturbed, mode, kind, framework="tensorflow")
 
 
+def _changes_wait_for_all_gradients(kind: str) -> None:
+    """Look in a graph for collectives that a change of a variable does not wait for."""
+    import tensorflow as tf
+    from losing import losing
+
+    import horovod.tensorflow as hvd
+    import horovod.tensorflow.keras as hvd_keras
+
+    table, tables, dense = tf.Variable(tf.ones((9, 4))), tf.Variable(tf.ones((9, 4))), tf.Variable(tf.ones((4, 1)))
+    variables = [table, tables, dense]
+
+    @tf.function(autograph=False)
+    def step(rows: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.gather(table, rows) + tf.gather(tables, rows)) @ dense)
+        if kind == "keras":
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return
+        first, second, third = hvd.DistributedGradientTape(tape).gradient(loss, variables)
+        table.scatter_sub(first)
+        tables.scatter_sub(second)
+        dense.assign_sub(third)
+
+    def before(operation: Any) -> set[Any]:
+        found, more = set(), [operation]
+        while more:
+            one = more.pop()
+            if one not in found:
+                found.add(one)
+                more += [*one.control_inputs, *(tensor.op for tensor in one.inputs)]
+        return found
+
+    with losing(()):
+        optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.5))
+        optimizer.build(variables)
+        made = hvd.elastic.run(lambda state: step.get_concrete_function(tf.constant([3])))
+        operations = made(hvd.elastic.TensorFlowState(variables)).graph.get_operations()
+    collectives = {each for each in operations if each.type.startswith("Horovod") and "all" in each.type.lower()}
+    changes = [each for each in operations if each.type in ("ResourceScatterSub", "AssignSubVariableOp")]
+    assert (len(collectives), len(changes)) == (2 if kind == "keras" else 3, 3)
+    assert all(collectives <= before(change) for change in changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tape", "keras"])
+def test_no_variable_changes_before_all_gradients_have_arrived(kind: str) -> None:
+    run_ranks(1, _changes_wait_for_all_gradients, kind, framework="tensorflow")
+
+
+def _fails_after_its_update(mode: str) -> None:
+    """The mean of the loss is reduced after the update, and fails in the third step."""
+    import numpy as np
+    import tensorflow as tf
+    from losing import losing
+
+    import horovod.tensorflow as hvd
+
+    frozen = [tf.Variable(tf.zeros(1)) for _ in range(20)]
+    table, moment = tf.Variable(tf.zeros((50, 2))), tf.Variable(tf.zeros((50, 2)), trainable=False)
+
+    def compute() -> None:
+        moment.assign(0.5 * moment + hvd.allreduce(tf.ones((50, 2)), op=hvd.Average, name="gradient"))
+        table.assign_add(moment)
+
+    compute = compute if mode == "eager" else tf.function(compute)
+    state = hvd.elastic.TensorFlowState([*frozen, table, moment], batch=0)
+
+    @hvd.elastic.step
+    def one(state: Any) -> None:
+        compute()
+        hvd.allreduce(tf.reduce_sum(table), name="loss")
+        state.batch += 1
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < 4:
+            one(state)
+
+    with losing((6,)) as losses:
+        train(state)
+    assert (losses.count, state.batch) == (1, 4)
+    np.testing.assert_array_equal(table.numpy(), np.full((50, 2), 1 + 1.5 + 1.75 + 1.875))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_step_that_fails_after_its_update_goes_back_to_the_commit(mode: str) -> None:
+    run_ranks(1, _fails_after_its_update, mode, framework="tensorflow")
+
+
 def _train(mode: str) -> dict[str, Any]:
     """A linear model whose weights can be computed by hand; rank 1 dies in the third step, and another one joins."""
     import numpy as np
@@ -134,7 +224,7 @@ def _train(mode: str) -> dict[str, Any]:
 def test_a_killed_rank_loses_no_sample(mode: str) -> None:
     import numpy as np
 
-    policy = Policy(3, is_elastic=True, minimum=2)
+    policy = Policy(3, minimum=2)
     with ElasticJob(_train, policy, {"a": 3}, args=(mode,), framework="tensorflow") as job:
         values = list(job.values().values())
     assert len(values) == 2

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import Ranks, on_ranks, run_ranks
 from later import later
@@ -89,6 +91,13 @@ def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
         run(lambda x: hvd.alltoall(x, splits=[1, 5]))
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="root"):
         run(lambda x: hvd.broadcast(x, 9))
+    with pytest.raises(TypeError, match="root_rank must be an integer"):
+        run(lambda x: hvd.broadcast(x, 0.5))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="must be finite numbers"):
+        run(lambda x: hvd.allreduce(x, prescale_factor="2"))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="must be finite numbers"):
+        # A graph's attribute cannot hold it, so the node would never run.
+        run(lambda x: hvd.allreduce(x, postscale_factor=math.inf))
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="keeps a state for each bucket"):
         run(lambda x: hvd.allreduce(x, compression=BucketCompressor()))
     with pytest.raises(TypeError, match="string"):
@@ -98,6 +107,21 @@ def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
             run(lambda x, odd=odd: hvd.allreduce(odd))
     with pytest.raises(ValueError, match="op must be"):
         run(lambda x: hvd.allreduce(x, op=99))
+
+
+@on_ranks(2, framework="tensorflow")
+def test_a_dataset_that_takes_several_elements_at_once_refuses_collectives() -> None:
+    def total(x: Any) -> Any:
+        return hvd.allreduce(x * (hvd.rank() + 1), op=hvd.Sum, name="total")
+
+    numbers = tf.data.Dataset.range(4)
+    np.testing.assert_array_equal([*numbers.map(total).as_numpy_iterator()], [0, 3, 6, 9])
+    for parallel in (
+        lambda: numbers.map(total, num_parallel_calls=2),
+        lambda: numbers.interleave(lambda n: tf.data.Dataset.range(n).map(total), num_parallel_calls=2),
+    ):
+        with pytest.raises(hvd.HorovodInternalError, match="Leave out num_parallel_calls"):
+            parallel()
 
 
 def _more_variables(mode: str) -> str:

@@ -110,7 +110,7 @@ def test_a_rank_of_one_step_that_joins_meets_the_others_in_the_next_epoch(in_gra
 
 def _uses_the_number_of_a_variable_again() -> bool:
     kept, numbers, is_again = [], set(), False
-    for number in range(20):
+    for number in range(100):
         weight = tf.Variable(tf.ones([3]), name=f"weight_{number}")
         if hvd.rank() == 0:
             is_again |= id(weight) in numbers

@@ -57,6 +57,37 @@ def test_derivatives_follow_the_conventions(mode: str) -> None:
     np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Product)), others * sum_weight)
 
 
+@on_ranks(3, framework="tensorflow")
+def test_gradients_of_gathered_rows_while_a_rank_has_joined() -> None:
+    rank = hvd.rank()
+    rows = tf.ones((rank, 2), tf.float64)
+
+    def compute(rows: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            once, again = hvd.grouped_allgather([rows, rows])
+            loss = tf.reduce_sum((once + again + hvd.allgather(rows)) * [1.0, 2.0]) * (rank + 1.0)
+        return tape.gradient(loss, rows)
+
+    if rank > 0:
+        for function in (compute, tf.function(compute)):
+            # Ranks 1 and 2 weigh by 2 and 3, and an average is over all three ranks.
+            np.testing.assert_allclose(function(rows), [[5.0, 10.0]] * rank)
+    hvd.join()
+
+
+@on_ranks(3, framework="tensorflow")
+def test_rows_of_a_rank_that_joined_without_the_gradient_are_told() -> None:
+    x = tf.ones(1)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = hvd.allgather(x)
+    if hvd.rank() > 0:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="has rows of a rank that has called join since"):
+            tape.gradient(loss, x)
+    hvd.join()
+
+
 @on_ranks(2, framework="tensorflow", returns=[18.0, 18.0])
 def test_a_derivative_can_be_differentiated() -> float:
     x = tf.constant(3.0)
@@ -109,3 +140,23 @@ def _recorded_asynchronously(kind: str) -> list[float]:
 @pytest.mark.parametrize(("kind", "total"), [("allreduce", 2.0), ("allgather", 4.0)])
 def test_a_tape_does_not_keep_the_interpreter_from_an_asynchronous_kernel(kind: str, total: float) -> None:
     assert run_ranks(2, _recorded_asynchronously, kind, framework="tensorflow") == [[total, 1.0, 1.0, 1.0, 1.0]] * 2
+
+
+@on_ranks(2, framework="tensorflow")
+def test_graphs_find_the_largest_of_scaled_values() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    values = tf.linspace(0.5, 1.5, 33)
+
+    def slope(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            largest = hvd.allreduce(x / (1.0 + hvd.rank()), op=hvd.Max, prescale_factor=0.3, postscale_factor=1.7)
+        return tape.gradient(largest, x)
+
+    # The gradient of the sum of both ranks' losses, of which rank 0 has the largest values.
+    wanted = [2 * 0.3 * 1.7 if hvd.rank() == 0 else 0.0] * 33
+    for gradient in (slope, tf.function(slope), tf.function(slope, jit_compile=True)):
+        assert gradient(values).numpy().tolist() == pytest.approx(wanted)

@@ -2,9 +2,10 @@
 
 settings            the arguments of DistributedOptimizer
 reduction           combination of one optimizer's gradients over the ranks
-members, layers     methods of distributed Keras 3 optimizers; layers that each rank trains locally
-callbacks, public   code of the callbacks; their public classes for each Keras
+members             methods of distributed Keras 3 optimizers
+callbacks           code of the callbacks
 model_state, elastic_*  training that continues when ranks are lost or join
-values, saving      collectives on values; ``load_model``
+values              collectives on values
+public              what each Keras has of its own: classes of callbacks and states, local layers, ``load_model``
 backends            interface of a Keras backend; on_tensorflow, on_torch and on_jax implement it
 """

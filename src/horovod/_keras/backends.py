@@ -9,9 +9,8 @@ from typing import Any
 
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.generators import Generator
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.process_sets import ProcessSet
-from horovod.bindings.reductions import Reduction
-from horovod.core.requests import ReduceOp
 
 __all__ = ["Backend", "Compare", "Order"]
 
@@ -19,48 +18,33 @@ Compare = Callable[[Callable[[], Sequence[Any]]], None]
 
 
 @dataclass(frozen=True)
-class Order(Reduction):
-    """Parameters of one reduction.
+class Order(ReduceSettings):
+    """Parameters of one reduction."""
 
-    Attributes:
-        name: key of the match.
-        compression: compressor of the sent tensors.
-        sparse_as_dense: whether sparse gradients are sent as dense ones.
-        remedy: the call to recommend if the ranks' variables differ in the first step.
-    """
-
-    name: str = ""
     compression: Any = None
-    sparse_as_dense: bool = False
-    remedy: str = ""
+    name: str = ""  # key of the match
+    remedy: str = ""  # the call to recommend if the ranks' variables differ in the first step
 
 
 class Backend:
-    """Interface of a Keras backend, with default implementations of some methods.
+    """Interface of a Keras backend, with default implementations of some methods."""
 
-    Attributes:
-        name: name of the backend, as in KERAS_BACKEND.
-        hvd: the module with the collectives for training scripts.
-        comm: the collectives of its framework.
-        compression: ``Compression`` of its framework.
-        generators: random generators of its framework that are no variables.
-    """
-
-    name: str
-    hvd: Any
-    comm: Collectives
+    name: str  # name of the backend, as in KERAS_BACKEND
+    hvd: Any  # the module with the collectives for training scripts
+    comm: Collectives  # the collectives of its framework
     compression: Any
-    generators: Sequence[Generator] = ()
+    generators: Sequence[Generator] = ()  # random generators of its framework that are no variables
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         """Reduce gradients as one operation: in a graph, in jit, or eagerly.
 
-        Args:
-            gradients: tensors; ``None`` stays ``None`` unless another rank has that gradient.
-            variables: variables of the gradients.
-            order: parameters of the reduction.
+        A ``None`` stays ``None`` unless another rank has that gradient.
         """
         raise NotImplementedError
+
+    def together(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return all combined gradients of a step so that none can be applied before the last one has arrived."""
+        return list(gradients)
 
     def outside(self) -> AbstractContextManager[Any]:
         """Return a context in which variables can be created and read while a step is traced."""
@@ -99,10 +83,8 @@ class Backend:
         raise NotImplementedError
 
     def changes_all(self, is_known: bool) -> bool:
-        """Return whether a failed step may have changed any variable.
-
-        Args:
-            is_known: whether a step was done before, so that its compilation mode is known.
+        """Return whether a failed step may have changed any variable. ``is_known``: a step was done before, so that its
+        compilation mode is known.
         """
         return False
 
@@ -117,30 +99,14 @@ class Backend:
         """Raise the original error of a collective if the framework converted it into ``error``; else return."""
 
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
-        """Broadcast and compare variables before the first gradients are combined.
+        """Broadcast and compare the trained variables before the first gradients are combined.
 
-        Args:
-            variables: variables that are trained.
-            act: runs the pending work of callbacks; called while Python can access the values.
-            compare: compares the variables over all ranks; takes a function that returns them as numpy arrays.
-
-        Returns:
-            False if the variables have no values yet and the step will be traced again; else True.
+        ``act`` runs the pending work of callbacks; it is called while Python can access the values. ``compare`` takes a
+        function that returns them as numpy arrays. Return False if the variables have no values yet and the step will
+        be traced again; else True.
         """
         raise NotImplementedError
-
-    def allreduce(self, tensor: Any, order: Order) -> Any:
-        """Reduce one tensor."""
-        return self.hvd.allreduce(tensor, name=order.name or None, compression=order.compression, **order.keywords)
-
-    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
-        """Concatenate every rank's tensor."""
-        return self.hvd.allgather(tensor, name=name, process_set=process_set)
 
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         """Return the root's tensor."""
         return self.hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
-
-    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
-        """Reduce one tensor and return this rank's rows."""
-        return self.hvd.reducescatter(tensor, name=name, op=op, process_set=process_set)

@@ -21,23 +21,15 @@ __all__ = ["BestCheckpoint", "Broadcast", "Kit", "MetricAverage", "RateSchedule"
 
 @dataclass(frozen=True)
 class Kit:
-    """Functions of one kind of Keras (Keras 3 or tf_keras) that callbacks need.
+    """Functions of one kind of Keras (Keras 3 or tf_keras) that callbacks need."""
 
-    Attributes:
-        broadcast: sets variables on all ranks to the values of one rank.
-        is_variable: returns whether an object is a variable.
-        reduction_of: returns an optimizer's ``GradientReduction``; None for a plain optimizer.
-        innermost: returns the optimizer inside a loss scaling optimizer.
-        build: creates an optimizer's variables for a model's variables, if they do not exist.
-        refuses_xla: returns whether XLA cannot compile a step that contains a collective.
-    """
-
-    broadcast: Callable[[Iterable[Any], int], None]
-    is_variable: Callable[[Any], bool]
-    reduction_of: Callable[[Any], Any]
-    innermost: Callable[[Any], Any]
+    broadcast: Callable[[Iterable[Any], int], None]  # sets variables on all ranks to the values of one rank
+    is_variable: Callable[[Any], bool]  # returns whether an object is a variable
+    reduction_of: Callable[[Any], Any]  # returns an optimizer's `GradientReduction`; None for a plain optimizer
+    innermost: Callable[[Any], Any]  # returns the optimizer inside a loss scaling optimizer
+    # creates an optimizer's variables for a model's variables, if they do not exist
     build: Callable[[Any, list[Any]], None]
-    refuses_xla: Callable[[], bool]
+    refuses_xla: Callable[[], bool]  # returns whether XLA cannot compile a step that contains a collective
 
 
 class Broadcast:

@@ -17,6 +17,7 @@ from typing import Any
 from horovod._keras.callbacks import Broadcast
 from horovod._keras.elastic_callbacks import EpochIsOver, UpdateBatchState, UpdateEpochState
 from horovod._keras.model_state import ModelState
+from horovod.bindings.elastic.rates import rate_of, set_rate
 from horovod.bindings.elastic.run import recover
 from horovod.bindings.elastic.shard import ArrayShard
 from horovod.bindings.elastic.step import step
@@ -29,24 +30,17 @@ __all__ = ["ElasticFit", "FitKit"]
 
 @dataclass(frozen=True)
 class FitKit:
-    """Functions of one kind of Keras (Keras 3 or tf_keras) that ``fit`` needs.
+    """Functions of one kind of Keras (Keras 3 or tf_keras) that ``fit`` needs."""
 
-    Attributes:
-        callback_list: its class ``CallbackList``.
-        convert: converts a batch to tensors.
-        make_function: returns, for a model, a function that trains on a list of batches and returns the result of
-            the model's train function.
-        present: returns the present result of a model's train function, without a step.
-        installed: returns a context in which a model uses a function without arguments as its train function.
-        shard: returns this rank's batches of some data.
-    """
-
-    callback_list: Any
-    convert: Callable[[Any], Any]
+    callback_list: Any  # its class `CallbackList`
+    convert: Callable[[Any], Any]  # converts a batch to tensors
+    # returns, for a model, a function that trains on a list of batches and returns the result of the model's train
+    # function
     make_function: Callable[[Any], Callable[[list[Any]], Any]]
-    present: Callable[[Any], Any]
+    present: Callable[[Any], Any]  # returns the present result of a model's train function, without a step
+    # returns a context in which a model uses a function without arguments as its train function
     installed: Callable[[Any, Callable[[], Any]], Any]
-    shard: Callable[[Any, int, bool, int], Any]
+    shard: Callable[[Any, int, bool, int], Any]  # returns this rank's batches of some data
 
 
 class ElasticFit:
@@ -105,6 +99,9 @@ class _Training:
         self._batches: Iterator[Any] = iter(())
         self._train: Callable[[list[Any]], Any] = lambda batches: None
         self._result: Any = None
+        self._history: Any = None
+        #: Whether only the end of the epoch is missing: validation, and the callbacks there.
+        self.is_at_end = False
         #: Whether this process is new and joins ranks that are already inside ``fit``.
         self._joins = state._fit_goes_on
         self._has_begun = False
@@ -118,34 +115,49 @@ class _Training:
             callbacks, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs,
             steps=None,
         )  # fmt: skip
-        numbered.training = self
+        numbered.training, self._history = self, numbered._history
         self._train = self._kit.make_function(model)
         try:
             with self._kit.installed(model, self._execute), _without_end(model.optimizer):
                 while state.epoch < epochs:
                     self._fit_epoch(numbered, verbose, kwargs)
-                    if model.stop_training:
+                    if self._is_over():
                         break
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            state._interrupted = self._history
+            raise
         finally:
             state._fit_goes_on = False
+        state._interrupted = None
         if hasattr(model.optimizer, "finalize_variable_values"):
             model.optimizer.finalize_variable_values(model.trainable_weights)
         if self._has_begun:
+            state._history = model.history
             numbered.end()
-        return model.history
+        # After a loss in on_train_end this is called again, and trains nothing.
+        return state._history or model.history
+
+    def _is_over(self) -> bool:
+        """Follow rank 0 in what callbacks decide, as those of a new rank saw fewer epochs. Collective."""
+        optimizer = self._state._kit.innermost(self.model.optimizer)
+        own = rate_of(optimizer)
+        own = None if callable(own) else own
+        is_over, rate = broadcast_object((bool(self.model.stop_training), own), 0, "elastic.fit.decisions")
+        if rate != own:
+            set_rate(optimizer, rate)
+        return bool(is_over)
 
     def _fit_epoch(self, numbered: Any, verbose: Any, kwargs: Any) -> None:
         state = self._state
-        if state.batch and self.data.epoch == state.epoch and self.data.is_done:
-            # All samples of the epoch are used; only its end is missing. All ranks get here together.
-            numbered.on_train_begin()
-            logs = dict(self.model.get_metrics_result())
-            numbered.on_epoch_end(state.epoch, broadcast_object(logs, 0, "elastic.fit.logs"))
-            return
+        # All samples of the epoch are used after a loss in its validation or in a callback at its end.
+        self.is_at_end = bool(state.batch) and self.data.epoch == state.epoch and self.data.is_done
+        place = self.data.state_dict()
         self.data.set_epoch(state.epoch)
         if self.data.is_done:
             raise wrong_argument("hvd.elastic.fit() got data without samples")
         sample = self._kit.convert(next(iter(self.data)))
+        if self.is_at_end:
+            self.data.load_state_dict(place)
         self._deal()
         self.model.fit(
             (sample for _ in itertools.count()), initial_epoch=state.epoch, epochs=state.epoch + 1,
@@ -162,6 +174,8 @@ class _Training:
     def _execute(self) -> Any:
         """Replace the train function: do a step, and retry it after each lost rank."""
         state = self._state
+        if self.is_at_end:
+            return self._kit.present(self.model)
         while True:
             before, self._result = state.progress, None
             try:
@@ -202,8 +216,21 @@ class _Training:
             if isinstance(callback, Broadcast):
                 callback.joins = self._joins
         call()
-        self._state._fit_place = self.data.state_dict()
-        self._state._fit_goes_on = True
+        state, before = self._state, self._state._interrupted
+        if before is not None and max(before.epoch, default=-1) < state.epoch:
+            self._history.epoch, self._history.history = before.epoch, before.history
+        state._fit_place = self.data.state_dict()
+        state._fit_goes_on = True
+
+    def keep(self, logs: Any) -> None:
+        """Keep the metrics of the epoch, which validation resets."""
+        if self.data.is_done:
+            self._state._fit_logs = dict(logs or {})
+
+    def whole_logs(self, logs: Any) -> dict[str, Any]:
+        """Return the logs of an epoch, with the metrics of its training if only its end was done. Collective."""
+        logs = dict(logs or {})
+        return {**logs, **broadcast_object(self._state._fit_logs, 0, "elastic.fit.logs")} if self.is_at_end else logs
 
     def end_epoch(self, epoch: int) -> None:
         state = self._state
@@ -222,16 +249,24 @@ def _numbered(base: Any) -> Any:
         def on_train_begin(self, logs: Any = None) -> None:
             self.training.begin(self.callbacks, lambda: super(Numbered, self).on_train_begin(logs))
 
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if not self.training.is_at_end:
+                super().on_epoch_begin(epoch, logs)
+
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            super().on_train_batch_begin(self.training.offset + batch, logs)
+            if not self.training.is_at_end:
+                super().on_train_batch_begin(self.training.offset + batch, logs)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            super().on_train_batch_end(self.training.offset + batch, logs)
+            if not self.training.is_at_end:
+                self.training.keep(logs)
+                super().on_train_batch_end(self.training.offset + batch, logs)
             if self.training.data.is_done:
                 EpochIsOver.declare(self.training.model)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             EpochIsOver.revoke(self.training.model)
+            logs = self.training.whole_logs(logs)
             super().on_epoch_end(epoch, logs)
             self.training.end_epoch(epoch)
             self.last_logs = logs

@@ -7,7 +7,6 @@ passes, Keras clips the accumulated sums, so they are combined just before that,
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -20,9 +19,6 @@ from horovod.logs import logger
 __all__ = ["Distributed", "DistributedMembers", "make_distributed"]
 
 
-_numbers = itertools.count(1)
-
-
 class _CallableList(list[Any]):
     """A list that old scripts may also call like a method; the call returns the list."""
 
@@ -31,19 +27,9 @@ class _CallableList(list[Any]):
 
 
 class Distributed:
-    """Base of distributed optimizers of any Keras; their class provides ``_new_reduction`` and ``_number``."""
+    """Base of distributed optimizers of any Keras."""
 
-    _new_reduction: Callable[[], GradientReduction]
-    _number: int
-
-    @property
-    def _reduction(self) -> GradientReduction:
-        made: GradientReduction | None = self.__dict__.get("_reduction_made")
-        if made is None:
-            # Write to ``__dict__`` to bypass Keras' and TensorFlow's attribute tracking.
-            made = self.__dict__["_reduction_made"] = self._new_reduction()
-            made.number = self._number
-        return made
+    _reduction: GradientReduction
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable local: it is not combined over ranks.
@@ -73,17 +59,10 @@ def _passing_through_keras() -> BaseException | None:
     return None
 
 
-def make_distributed(
-    optimizer: Any, members: type[Distributed], new_reduction: Callable[[Any], GradientReduction]
-) -> None:
+def make_distributed(optimizer: Any, members: type[Distributed], reduction: GradientReduction) -> None:
     """Change an optimizer's class to one that derives from ``members`` and its own class; it keeps its variables.
 
     An optimizer that is distributed already gets the new settings; gradients are still combined only once.
-
-    Args:
-        optimizer: any optimizer.
-        members: class of methods that override those of its class.
-        new_reduction: returns the ``GradientReduction`` for an optimizer of the new class.
     """
     plain: Any = optimizer.__class__
     own = {
@@ -91,12 +70,11 @@ def make_distributed(
         "__module__": __name__,
         # Saved files then name the plain class, so that Keras can load them without horovod.
         "__class__": property(lambda self: plain),
-        "_new_reduction": new_reduction,
-        "_number": next(_numbers),
     }
     # Set it through ``object``: an already distributed optimizer overrides ``__class__`` with a property.
     object.__dict__["__class__"].__set__(optimizer, type(plain.__name__, (members, plain), own))
-    optimizer.__dict__.pop("_reduction_made", None)
+    # Write to ``__dict__`` to bypass Keras' and TensorFlow's attribute tracking.
+    optimizer.__dict__["_reduction"] = reduction
 
 
 class DistributedMembers(Distributed):

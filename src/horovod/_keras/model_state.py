@@ -41,6 +41,12 @@ class ModelState(VariablesState):
     _fit_goes_on: bool
     #: Position of ``fit`` in its data.
     _fit_place: Any
+    #: Keras' history of the last ``fit`` that trained.
+    _history: Any = None
+    #: Keras' history of a ``fit`` that a loss has interrupted.
+    _interrupted: Any = None
+    #: The metrics of the last epoch's training.
+    _fit_logs: Any = None
     _has_met = False
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -56,7 +62,7 @@ class ModelState(VariablesState):
         if self.optimizer is not None:
             self._kit.build(self.optimizer, model.trainable_variables)
         settings = getattr(self.optimizer, "_settings", None)
-        is_legacy = hasattr(type(self.optimizer), "_agg_helper")
+        is_legacy = hasattr(self.optimizer, "_agg_helper")
         if context.is_elastic() and is_legacy and settings is not None and settings.passes > 1:
             raise NotImplementedError(
                 "an elastic job with an optimizer of tf_keras and backward_passes_per_step > 1: a rank that joins "
@@ -153,5 +159,5 @@ class ModelState(VariablesState):
         if not self._has_stepped and len(self._changed_early()) > before:
             # The very first step has created the metrics, so resetting them undoes it.
             self.model.reset_metrics()
-            return True
+            return self._is_unchanged()
         return is_undone

@@ -16,6 +16,7 @@ from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.failures import typed_errors
 from horovod.tensorflow.held import array_of, changes_all, hold, put
+from horovod.tensorflow.reducing import together
 from horovod.tensorflow.runtime import comm
 
 __all__ = ["backend"]
@@ -61,6 +62,9 @@ class _TensorFlow(Backend):
         )
         for index, gradient in zip(which, reduced, strict=True):
             found[index] = gradient if dense else self.scale(gradient, order.prescale * order.postscale)
+
+    def together(self, gradients: Sequence[Any]) -> list[Any]:
+        return together(gradients)
 
     def outside(self) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = tf.init_scope()

@@ -23,6 +23,8 @@ from horovod.splits import split_evenly
 __all__ = ["REMEDY", "GradientReduction"]
 
 _comm = Collectives(NumpyAdapter())
+#: Numbers for optimizers in order of creation.
+_created = itertools.count(1)
 #: For each engine, the numbers for optimizers in order of first use; per engine because init() counts may differ.
 _numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
@@ -42,7 +44,7 @@ class GradientReduction:
     Attributes:
         settings: the argument.
         backend: the argument.
-        number: number of this distributed optimizer in the script, from 1; its optimizer sets it.
+        number: number of this distributed optimizer in the script, from 1.
         before_first_step: functions of callbacks to call once the variables exist, before their first change.
     """
 
@@ -51,7 +53,7 @@ class GradientReduction:
         self.backend = backend
         self._key = key
         self.before_first_step: list[Callable[[], None]] = []
-        self.number = 0
+        self.number = next(_created)
         self._local: list[Any] = []
         self._name = self._first_name = ""
         self._compared = False
@@ -101,13 +103,10 @@ class GradientReduction:
     def combine(
         self, gradients: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int], op: ReduceOp | None = None
     ) -> list[Any]:
-        """Return the gradients combined over all ranks.
+        """Return the gradients combined over all ranks; ``None`` if a variable has none.
 
-        Args:
-            gradients: gradients of this rank; ``None`` if a variable has none.
-            variables: variables of the gradients.
-            numbers: the variables' indices in the optimizer, the same on every rank.
-            op: a reduction that replaces the optimizer's reduction and factors.
+        ``numbers`` are the variables' indices in the optimizer, the same on every rank; ``op`` replaces its reduction
+        and factors.
         """
         settings, found = self.settings, list(gradients)
         factor = settings.factor if op is None else 1.0
@@ -121,6 +120,7 @@ class GradientReduction:
                 parts = [found[index] for index in members], [variables[index] for index in members]
                 for index, gradient in zip(members, self.backend.reduce(*parts, order), strict=True):
                     found[index] = gradient
+            found = self.backend.together(found)
         else:
             self._scale(found, [*local, *shared], factor)
         return found
@@ -137,8 +137,8 @@ class GradientReduction:
             return Order(op, process_set=settings.process_set, name=name, compression=none)
         self._first_name = self._first_name or f"{self.name}.gradients.{which}"
         return Order(
-            settings.op, 1.0 / settings.predivide, settings.predivide * factor, settings.process_set,
-            f"{self.name}.gradients.{which}", settings.compression, settings.sparse_as_dense, REMEDY,
+            settings.op, settings.prescale, settings.postscale * factor, settings.process_set, settings.compression,
+            settings.sparse_as_dense, f"{self.name}.gradients.{which}", REMEDY,
         )  # fmt: skip
 
     def _groups(self, which: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
@@ -155,13 +155,10 @@ class GradientReduction:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def agree_on_end(self, what: str) -> None:
-        """Check that no other rank is still combining gradients.
+        """Check that no other rank is still combining gradients, at the end of ``what``, such as "fit()".
 
         This rank submits a mismatching tensor under a name of its gradients. If another rank is still training, every
         rank gets an error instead of waiting for the others.
-
-        Args:
-            what: name of the ended phase, such as "fit()".
 
         Raises:
             MismatchError: another rank is still training.

@@ -9,8 +9,10 @@ from typing import Any
 
 from horovod import context
 from horovod.bindings.compression import check_compression
-from horovod.bindings.misuse import warn_deprecated, wrong_argument
-from horovod.bindings.process_sets import ProcessSet, global_process_set, is_provisional
+from horovod.bindings.gradients.parameters import check_groups, check_passes, groups_argument, predivided
+from horovod.bindings.gradients.settings import ReduceSettings
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet, is_provisional
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 
@@ -35,30 +37,15 @@ def alone() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the reduction of one optimizer's gradients.
+class Settings(ReduceSettings):
+    """Settings of the reduction of one optimizer's gradients."""
 
-    Attributes:
-        op: Average or Sum.
-        compression: compressor of the sent gradients.
-        process_set: ranks that take part.
-        sparse_as_dense: whether sparse gradients are sent as dense ones.
-        predivide: divisor before the sum; the sum is divided by size / predivide afterwards.
-        groups: number of operations for all gradients, or lists of variables; 0 means one operation.
-        passes: backward passes per step; 1 uses the optimizer's own accumulation.
-        passes_are_averaged: whether the gradients of these passes are averaged, instead of summed.
-        local_is_scaled: whether gradients of local variables are divided by the number of ranks.
-    """
-
-    op: ReduceOp = ReduceOp.AVERAGE
     compression: Any = None
-    process_set: ProcessSet = global_process_set
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
-    groups: int | tuple[tuple[Any, ...], ...] = 0
-    passes: int = 1
-    passes_are_averaged: bool = False
-    local_is_scaled: bool = True
+    # number of operations for all gradients, or lists of variables; 0 means one operation
+    groups: int | list[list[Any]] = 0
+    passes: int = 1  # backward passes per step; 1 uses the optimizer's own accumulation
+    passes_are_averaged: bool = False  # whether the gradients of these passes are averaged, instead of summed
+    local_is_scaled: bool = True  # whether gradients of local variables are divided by the number of ranks
 
     @property
     def active(self) -> bool:
@@ -105,42 +92,21 @@ def make_settings(
     how = resolve_op(op, None)
     if how not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise wrong_argument(f"op of a Keras optimizer must be Average or Sum. Received: {how.name.capitalize()}")
-    if gradient_predivide_factor != 1.0 and how is not ReduceOp.AVERAGE:
-        raise wrong_argument(
-            "gradient_predivide_factor needs op=Average. "
-            f"Received: gradient_predivide_factor={gradient_predivide_factor}, op={how.name.capitalize()}"
-        )
-    if backward_passes_per_step < 1:
-        raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {backward_passes_per_step}")
+    prescale, postscale = predivided(how, gradient_predivide_factor)
+    check_passes(backward_passes_per_step)
     check_compression(compression)
-    if num_groups:
-        warn_deprecated("num_groups is deprecated, use groups instead")
-        groups = num_groups if groups is None else groups
+    groups = groups_argument(num_groups, groups)
+    if not isinstance(groups, int) or groups < 0:
+        groups = check_groups((), groups, lambda entry: hasattr(entry, "shape")) or 0
     return Settings(
         op=how,
-        compression=compression,
+        prescale=prescale,
+        postscale=postscale,
         process_set=process_set,
+        compression=compression,
         sparse_as_dense=sparse_as_dense,
-        predivide=float(gradient_predivide_factor),
-        groups=_check_groups(groups),
+        groups=groups,
         passes=int(backward_passes_per_step),
         passes_are_averaged=average_aggregated_gradients,
         local_is_scaled=scale_local_gradients,
     )
-
-
-def _check_groups(groups: int | Sequence[Sequence[Any]] | None) -> int | tuple[tuple[Any, ...], ...]:
-    if groups is None:
-        return 0
-    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
-        return groups
-    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
-        raise wrong_argument(
-            f"groups must be a number of groups, or a list of lists of variables. Received: {groups!r}"
-        )
-    seen: set[int] = set()
-    for variable in (variable for group in groups for variable in group):
-        if id(variable) in seen:
-            raise wrong_argument(f"the variable {getattr(variable, 'name', variable)} is twice in groups")
-        seen.add(id(variable))
-    return tuple(tuple(group) for group in groups)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from horovod._keras.backends import Backend, Order
+from horovod._keras.backends import Backend
 from horovod.bindings.agreement import agree_on_count
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import resolve_op
+from horovod.bindings.reductions import Reduction, resolve_op
 from horovod.core.requests import ReduceOp
 
 __all__ = ["Values"]
@@ -20,12 +20,7 @@ _VALUE = "a number, an array, a tensor or a variable; same shape and dtype on ev
 
 
 class Values:
-    """The collectives that a module for Keras exports.
-
-    Args:
-        backend: backend that runs them.
-        tensor: converts a value to a tensor of the backend.
-    """
+    """The collectives that a module for Keras exports; ``tensor`` converts a value to a tensor of the backend."""
 
     def __init__(self, backend: Backend, tensor: Callable[[Any], Any]) -> None:
         self._backend = backend
@@ -51,11 +46,11 @@ class Values:
         if average is not None and op is not None:
             resolve_op(op, average)
         how = resolve_op(op, None) if average is None else ReduceOp.AVERAGE if average else ReduceOp.SUM
-        backend = self._backend
-        order = Order(
-            how, prescale_factor, postscale_factor, process_set, name or "", compression or backend.compression.none
+        reduction = Reduction(how, prescale_factor, postscale_factor, process_set)
+        compression = compression or self._backend.compression.none
+        return self._backend.hvd.allreduce(
+            self._tensor(value), name=name, compression=compression, **reduction.keywords
         )
-        return backend.allreduce(self._tensor(value), order)
 
     @explained_like(
         Collectives.allgather, value="an array, a tensor or a variable; the first dimension may differ between ranks."
@@ -66,7 +61,7 @@ class Values:
         Returns:
             A tensor of the backend.
         """
-        return self._backend.allgather(self._tensor(value), name, process_set)
+        return self._backend.hvd.allgather(self._tensor(value), name=name, process_set=process_set)
 
     @explained_like(Collectives.broadcast, value=_VALUE)
     def broadcast(
@@ -92,7 +87,8 @@ class Values:
         Returns:
             A tensor of the backend; if the rows do not divide evenly, the first ranks get one more.
         """
-        return self._backend.reducescatter(self._tensor(value), name, resolve_op(op, None), process_set)
+        how = resolve_op(op, None)
+        return self._backend.hvd.reducescatter(self._tensor(value), name=name, op=how, process_set=process_set)
 
     def broadcast_variables(
         self, variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set

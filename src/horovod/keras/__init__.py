@@ -1,7 +1,6 @@
 """horovod for Keras 3, on its backends TensorFlow, torch and JAX: ``import horovod.keras as hvd``.
 
-    optimizer           DistributedOptimizer, and PartialDistributedOptimizer with local layers
-    loss_scale          mixed precision
+    optimizer           DistributedOptimizer, and PartialDistributedOptimizer with local layers; mixed precision
     callbacks           callbacks for ``model.fit(callbacks=)``
     elastic             training that continues when ranks are lost or join
     values              collectives on numbers, arrays, tensors and variables
@@ -12,8 +11,7 @@ This module re-exports the names that training scripts use.
 
 from __future__ import annotations
 
-from horovod._keras import choice
-from horovod._keras.saving import make_load_model
+from horovod._keras.public import make_load_model, of_name
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.misuse import not_installed
@@ -35,7 +33,7 @@ from horovod.keras.values import (
     reducescatter,
 )
 
-_backend = choice.of_name(keras.backend.backend())
+_backend = of_name(keras.backend.backend())
 _comm = _backend.comm
 
 Compression = _backend.compression

@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 
-from horovod._keras import choice
 from horovod._keras.callbacks import Kit
 from horovod._keras.members import DistributedMembers
-from horovod._keras.public import derive
-from horovod.keras.loss_scale import innermost
+from horovod._keras.public import derive_callbacks, of_name
+from horovod.keras.optimizer import innermost
 from horovod.keras.values import broadcast_variables
 
 __all__ = [
@@ -39,7 +38,7 @@ KIT = Kit(
     reduction_of=_reduction_of,
     innermost=innermost,
     build=_build,
-    refuses_xla=choice.of_name(keras.backend.backend()).refuses_xla,
+    refuses_xla=of_name(keras.backend.backend()).refuses_xla,
 )
 
 
@@ -49,4 +48,4 @@ KIT = Kit(
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     BestModelCheckpoint,
-) = ALL = derive(KIT, keras.callbacks, __name__)
+) = ALL = derive_callbacks(KIT, keras.callbacks, __name__)

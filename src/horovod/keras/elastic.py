@@ -9,13 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod._keras import choice
 from horovod._keras.elastic_fit import ElasticFit, FitKit
-from horovod._keras.elastic_public import derive_callbacks, derive_state
-from horovod.bindings.elastic.decorators import decorators
+from horovod._keras.public import derive_elastic, derive_state, of_name
 from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.step import decorators
 from horovod.keras.callbacks import KIT
 
 __all__ = [
@@ -35,7 +34,7 @@ __all__ = [
     "step",
 ]
 
-_backend = choice.of_name(keras.backend.backend())
+_backend = of_name(keras.backend.backend())
 if _backend.name == "tensorflow":
     from horovod.tensorflow.shards import shard
 else:
@@ -110,6 +109,6 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
 FIT_KIT = FitKit(keras.callbacks.CallbackList, _convert, _make_function, _present, _installed, shard)
 
 KerasState = derive_state("KerasState", KIT, _backend, __name__)
-CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_callbacks(keras.callbacks, __name__)
+CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(keras.callbacks, __name__)
 fit = ElasticFit(FIT_KIT).fit
 run, step = decorators(_backend.typed, _backend.wait)

@@ -8,18 +8,23 @@ from typing import Any
 import keras
 
 from horovod import context
-from horovod._keras import choice
-from horovod._keras.layers import make_partial
 from horovod._keras.members import DistributedMembers, make_distributed
+from horovod._keras.public import make_partial, of_name
 from horovod._keras.reduction import GradientReduction
 from horovod._keras.settings import NAME, OPTIMIZER, Settings, make_settings
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
-from horovod.keras.loss_scale import innermost, teach_loss_scaling
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distribute"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distribute", "innermost"]
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside a loss scaling optimizer, or ``optimizer`` itself."""
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
@@ -42,13 +47,40 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
             if kind.startswith("tf_keras.")
             else f"optimizer must be one of Keras, such as keras.optimizers.SGD(0.1). Received: {kind}"
         )
-    teach_loss_scaling()
+    _teach_loss_scaling()
     inner = innermost(optimizer)
     _accumulate(inner, settings.passes)
-    backend = choice.of_name(keras.backend.backend())
-    make_distributed(inner, DistributedMembers, lambda self: GradientReduction(settings, backend, self._var_key))
+    backend = of_name(keras.backend.backend())
+    make_distributed(inner, DistributedMembers, GradientReduction(settings, backend, inner._var_key))
     backend.shield(inner)
     return optimizer
+
+
+def _teach_loss_scaling() -> None:
+    """Patch Keras' LossScaleOptimizer, once, to check on all ranks that gradients are finite.
+
+    It decides whether to call its inner optimizer; a distributed one would wait for ranks that skip the call.
+    ``compile()`` may make one by itself, so we patch the class. Around plain optimizers nothing changes.
+    """
+    scaling = keras.optimizers.LossScaleOptimizer
+    if getattr(scaling.check_finite, "_asks_all_ranks", False):
+        return
+    alone = scaling.check_finite
+
+    def check_finite(self: Any, grads: Sequence[Any]) -> Any:
+        """Return whether the gradients of all ranks are finite."""
+        finite = alone(self, grads)
+        inner = innermost(self)
+        if not isinstance(inner, DistributedMembers) or not inner._reduction.settings.active:
+            return finite
+        reduction = inner._reduction
+        name, process_set = f"{reduction.name}.finite", reduction.settings.process_set
+        number = keras.ops.cast(finite, "int32")
+        least = reduction.backend.hvd.allreduce(number, name=name, op=ReduceOp.MIN, process_set=process_set)
+        return keras.ops.cast(least, "bool")
+
+    check_finite._asks_all_ranks = True  # type: ignore[attr-defined]
+    scaling.check_finite = check_finite
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
@@ -98,23 +130,11 @@ def DistributedOptimizer(
         RequestError: an argument is invalid.
         NotInitializedError: ``init()`` was not called.
     """
-    del name, device_dense, device_sparse
+    given = dict(locals())  # all arguments are settings, but for these
+    del given["optimizer"], given["name"], given["device_dense"], given["device_sparse"]
+    given["compression"] = compression or of_name(keras.backend.backend()).compression.none
     context.world()
-    return distribute(
-        optimizer,
-        make_settings(
-            op=op,
-            compression=compression or choice.of_name(keras.backend.backend()).compression.none,
-            process_set=process_set,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            num_groups=num_groups,
-            groups=groups,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            scale_local_gradients=scale_local_gradients,
-        ),
-    )
+    return distribute(optimizer, make_settings(**given))
 
 
 PartialDistributedOptimizer = make_partial(DistributedOptimizer, innermost, keras.layers.Layer)

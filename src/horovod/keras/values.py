@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import keras
 
-from horovod._keras import choice
+from horovod._keras.public import of_name
 from horovod._keras.values import Values
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "reducescatter"]
 
-_values = Values(choice.of_name(keras.backend.backend()), keras.ops.convert_to_tensor)
+_values = Values(of_name(keras.backend.backend()), keras.ops.convert_to_tensor)
 
 allgather = _values.allgather
 allreduce = _values.allreduce

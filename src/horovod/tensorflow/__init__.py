@@ -1,7 +1,7 @@
 """horovod for TensorFlow: ``import horovod.tensorflow as hvd``.
 
     ops                   the public collectives, built on collectives (dense tensors) and sparse (IndexedSlices)
-    queries               rank and size as operations of a graph
+    mpi_ops               ops, and rank and size as operations of a graph
     functions             synchronization of variables and Python objects across ranks
     tape                  DistributedGradientTape
     optimizer             DistributedOptimizer; gradient_aggregation accumulates several passes

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from horovod import context
+from horovod.bindings.collectives import check_root
 from horovod.bindings.process_sets import ProcessSet
-from horovod.bindings.reductions import Reduction
+from horovod.bindings.reductions import Reduction, check_factors
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.tensorflow.failures import translated
-from horovod.tensorflow.nodes import is_recorded, node, unique_name, user_site
+from horovod.tensorflow.nodes import is_recorded, node, refuse_parallel_dataset, unique_name, user_site
 from horovod.tensorflow.requests import OP_TYPES, GraphRequest
 from horovod.tensorflow.runtime import comm
 
@@ -59,8 +60,8 @@ def speaks_tensorflow(function: _F) -> _F:
 
 def _settings(how: Reduction) -> dict[str, Any]:
     """A reduction as settings of a node."""
-    factors = {"prescale": float(how.prescale), "postscale": float(how.postscale)}
-    return {"op": how.op, **factors, "process_set": id_of(how.process_set)}
+    prescale, postscale = check_factors(how.prescale, how.postscale)
+    return {"op": how.op, "prescale": prescale, "postscale": postscale, "process_set": id_of(how.process_set)}
 
 
 def _is_plain(tensors: Sequence[Any]) -> bool:
@@ -80,6 +81,7 @@ def _node(
     members = settings.get("process_set", 0)
     if members and members not in context.engine().sets:
         raise RequestError(f"{op_type}: process set {members} does not exist; was it removed?")
+    refuse_parallel_dataset()
     node_name, key = unique_name(op_type, name, tensors, ignore_name_scope)
     graph = tf.compat.v1.get_default_graph()
     last = _last_of_all.get(graph)
@@ -101,8 +103,6 @@ def allreduce(
 ) -> list[Any]:
     """Combine tensors over all ranks as one operation."""
     if _is_plain(tensors):
-        if len(tensors) == 1:
-            return [comm.allreduce(tensors[0], name=name, **how.keywords)]
         return list(comm.grouped_allreduce(tensors, name=name, **how.keywords))
     outputs = _node(
         _op_type("Allreduce", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, **_settings(how)
@@ -115,8 +115,6 @@ def allgather(
 ) -> list[Any]:
     """Concatenate every rank's tensors along the first dimension as one operation."""
     if _is_plain(tensors):
-        if len(tensors) == 1:
-            return [comm.allgather(tensors[0], name, process_set)]
         return list(comm.grouped_allgather(tensors, name, process_set))
     outputs = _node(
         _op_type("Allgather", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope,
@@ -132,7 +130,7 @@ def broadcast(
     if _is_plain([tensor]):
         return comm.broadcast(tensor, root_rank, name, process_set)
     (output,) = _node(
-        "HorovodBroadcast", [tensor], [tensor.dtype], name, ignore_name_scope, root=int(root_rank),
+        "HorovodBroadcast", [tensor], [tensor.dtype], name, ignore_name_scope, root=check_root(root_rank),
         process_set=id_of(process_set),
     )  # fmt: skip
     return _shaped(output, tensor.shape)
@@ -160,8 +158,6 @@ def reducescatter(
 ) -> list[Any]:
     """Combine tensors over all ranks as one operation, and keep this rank's rows."""
     if _is_plain(tensors):
-        if len(tensors) == 1:
-            return [comm.reducescatter(tensors[0], name, **how.keywords)]
         return list(comm.grouped_reducescatter(tensors, name, **how.keywords))
     outputs = _node(
         _op_type("Reducescatter", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope,
@@ -171,10 +167,8 @@ def reducescatter(
 
 
 def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) -> Any:
-    """Add an operation without inputs that runs after all collectives already in the graph.
-
-    Returns:
-        The output tensor, or the operation itself if it has no output.
+    """Add an operation without inputs that runs after all collectives already in the graph. Return its output tensor,
+    or itself if it has none.
     """
     graph = tf.compat.v1.get_default_graph()
     here = graph._get_control_flow_context()

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.bindings.elastic.decorators import decorators
 from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.step import decorators
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import wrong_argument
 from horovod.tensorflow.failures import typed_errors
@@ -92,8 +92,8 @@ class TensorFlowState(VariablesState):
 def __getattr__(name: str) -> Any:
     if name == "TensorFlowKerasState":
         # Import tf.keras only on demand, as in horovod.tensorflow.
-        from horovod._keras.elastic_public import derive_state
         from horovod._keras.on_tensorflow import backend
+        from horovod._keras.public import derive_state
         from horovod.tensorflow.keras.callbacks import KIT
 
         globals()[name] = made = derive_state(name, KIT, backend, __name__)

@@ -57,13 +57,7 @@ def warn_now() -> None:
 
 
 def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -> None:
-    """Compare variables with the other ranks' variables once; see the module.
-
-    Args:
-        name: prefix of the key of the match.
-        sources: objects for which gradients are computed; only variables are compared.
-        process_set: ranks that train the variables.
-    """
+    """Compare variables with the other ranks' variables once; see the module. Other sources are left out."""
     variables = [found for source in sources or () if (found := tensorflows(source)) is not None]
     if not variables or not process_set.included() or process_set.size() == 1:
         return

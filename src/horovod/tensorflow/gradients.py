@@ -1,12 +1,7 @@
 """Derivatives of the collectives, registered with TensorFlow for graphs and tapes.
 
-A rank's loss depends on other ranks' inputs. "The gradient" is then a convention, and this is Horovod's: allreduce and
-alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast that of their *average*;
-reducescatter n times that of the average when it averages, and n times that of the sum when it sums. Min, Max and
-Product have their true derivatives (of the sum of losses; ties share evenly), where Horovod reduced the
-gradients with the same operation.
-
-All operations can be differentiated again.
+Their convention is Horovod's, see docs/torch.md, "Gradients of the operations"; but Min, Max and Product have their
+true derivatives, where Horovod reduced the gradients with the same operation. All can be differentiated again.
 """
 
 from __future__ import annotations
@@ -72,7 +67,7 @@ def _slopes(inputs: Sequence[Any], outputs: Sequence[Any], request: GraphRequest
     if request.op in (ReduceOp.MIN, ReduceOp.MAX):
         # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
         winners = [
-            tf.cast(tf.equal(_scale(_scale(x, request.prescale), request.postscale), y), x.dtype)
+            tf.cast(tf.equal(_scale(_apart(_scale(x, request.prescale), y), request.postscale), y), x.dtype)
             for x, y in zip(inputs, outputs, strict=True)
         ]
         ties = collectives.allreduce(winners, total, _name(request, "ties"))
@@ -98,15 +93,28 @@ def _scale(tensor: Any, factor: float) -> Any:
     return tensor if factor == 1.0 else tensor * tf.constant(factor, tensor.dtype)
 
 
+def _apart(tensor: Any, output: Any) -> Any:
+    """Keep optimizers of graphs from joining the factors before and after, which would round differently."""
+    return tf.where(tf.equal(output, output), tensor, output)
+
+
 def _of_allgather(op: Any, *grads: Any) -> list[Any]:
     """Average the gradients and take this rank's rows."""
     request, filled = _request(op), _filled(grads, op.outputs)
     members = _members(request.process_set)
     own = [tf.shape(tensor)[0] if tensor.shape.rank != 0 else 1 for tensor in op.inputs]
-    (rows,) = collectives.allgather([tf.stack([own])], members, _name(request, "rows"))
     place = collectives.place_of(members)
-    before = tf.reduce_sum(rows[:place], axis=0)
-    reduced = collectives.allreduce(filled, Reduction(process_set=members), _name(request))
+    # Ranks that have joined are not in it.
+    (table,) = collectives.allgather([tf.stack([[place, *own]])], members, _name(request, "rows"))
+    places, rows = table[:, :1], table[:, 1:]
+    before = tf.reduce_sum(tf.where(places < place, rows, 0), axis=0)
+    complete = tf.debugging.assert_equal(
+        tf.reduce_sum(rows, axis=0), tf.stack([tf.shape(grad)[0] for grad in filled]),
+        "the gradient of an allgather has rows of a rank that has called join since; that rank must compute the "
+        "gradient, too, before it joins",
+    )  # fmt: skip
+    with tf.control_dependencies([complete]):
+        reduced = collectives.allreduce(filled, Reduction(process_set=members), _name(request))
     return [tf.reshape(grad[before[i] : before[i] + own[i]], tf.shape(op.inputs[i])) for i, grad in enumerate(reduced)]
 
 

@@ -34,9 +34,7 @@ def array_of(variable: Any) -> Any:
 
 def changes_all(is_known: bool) -> bool:
     """Return whether a failed step may have changed any variable: XLA reuses their memory for other values.
-
-    Args:
-        is_known: whether a step was done before, so that its compilation mode is known.
+    ``is_known``: a step was done before, so that its compilation mode is known.
     """
     return not is_known or bool(xla.used)
 

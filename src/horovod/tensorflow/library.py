@@ -95,16 +95,12 @@ UNKNOWN_SHAPE = ctypes.cast(lib.TF_ShapeInferenceContextSetUnknownShape, _P)
 
 
 class Status:
-    """A TF_Status, in which C calls report errors.
-
-    Attributes:
-        pointer: address of the status.
-    """
+    """A TF_Status, in which C calls report errors."""
 
     __slots__ = ("pointer",)
 
     def __init__(self) -> None:
-        self.pointer: int = quick.TF_NewStatus()
+        self.pointer: int = quick.TF_NewStatus()  # address of the status
 
     def __del__(self) -> None:
         quick.TF_DeleteStatus(self.pointer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,12 @@ from tensorflow.python.util import tf_stack
 
 from horovod.bindings import sites
 from horovod.bindings.sites import Site
+from horovod.errors import RequestError
 from horovod.tensorflow import kernels, order, unsafe, xla
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.requests import GraphRequest
 
-__all__ = ["is_recorded", "node", "unique_name", "user_site"]
+__all__ = ["is_recorded", "node", "refuse_parallel_dataset", "unique_name", "user_site"]
 
 kernels.register()
 unsafe.skip_autograph()
@@ -37,15 +39,24 @@ def user_site() -> Site:
     return sites.user_site()
 
 
-def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> tuple[str, str]:
-    """Return the name of a new node, and the key of its match on other ranks.
+def refuse_parallel_dataset() -> None:
+    """Refuse a collective in a function that ``tf.data`` runs for several elements at once: ranks match executions by
+    their order.
 
-    Args:
-        op_type: operation type of the node.
-        name: the user's name; None derives a name from the tensors.
-        tensors: inputs.
-        ignore_name_scope: whether the key omits the enclosing name scopes.
+    Raises:
+        RequestError: the function being traced is one of ``Dataset.map(num_parallel_calls=)`` or the like.
     """
+    for frame, _ in traceback.walk_stack(None):
+        is_dataset = frame.f_code.co_name == "__init__" and "/tensorflow/python/data/" in frame.f_code.co_filename
+        if is_dataset and "Parallel" in type(frame.f_locals["self"]).__name__:
+            raise RequestError(
+                "a collective cannot run in a Dataset.map() or interleave() with num_parallel_calls: its elements come "
+                "in another order on each rank. Leave out num_parallel_calls there, or call it on the batches outside"
+            )
+
+
+def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> tuple[str, str]:
+    """Return the name of a new node, from the user's name or its tensors, and the key of its match on other ranks."""
     if not name:
         # An eager tensor that a function has captured has no name.
         of = tensors[0].name if len(tensors) and tf.is_symbolic_tensor(tensors[0]) else ""
@@ -81,14 +92,8 @@ def node(
     request: GraphRequest,
     name: str | None = None,
 ) -> list[Any]:
-    """Add an operation to the graph, or run it now; differentiable.
-
-    Args:
-        op_type: Horovod's name of the operation.
-        tensors: inputs.
-        outputs: dtypes of the results; their shapes are unknown.
-        request: settings of the operation.
-        name: name of the node.
+    """Add an operation, which has Horovod's name, to the graph, or run it now; differentiable. The shapes of its
+    results are unknown.
     """
     for tensor in tensors:
         if tensor.dtype.name not in DTYPES:

@@ -9,12 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.bindings.docstrings import explained_like
+from horovod.bindings.gradients.parameters import groups_argument, predivided
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.reducing import GradientSettings, make_reducer, reduce_gradients
-from horovod.tensorflow.tape import DistributedGradientTape, groups_argument
+from horovod.tensorflow.tape import DistributedGradientTape
 
 __all__ = ["DistributedOptimizer"]
 
@@ -135,10 +136,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op = ReduceOp(op)
     if op is ReduceOp.ADASUM and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    grouped = groups_argument(num_groups, groups)
+    groups = groups_argument(num_groups, groups)
     settings = GradientSettings(
-        "DistributedOptimizer", compression, sparse_as_dense, op, gradient_predivide_factor, grouped, process_set
-    )
+        op, *predivided(op, gradient_predivide_factor), process_set, compression, sparse_as_dense,
+        "DistributedOptimizer", groups,
+    )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if op is ReduceOp.ADASUM:
             raise ValueError("op == Adasum is not supported yet with Keras")
@@ -146,7 +148,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return make(
             optimizer, name=name, compression=compression, sparse_as_dense=sparse_as_dense, op=op,
             gradient_predivide_factor=gradient_predivide_factor, backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients, groups=grouped, process_set=process_set,
+            average_aggregated_gradients=average_aggregated_gradients, groups=groups, process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )  # fmt: skip
     if backward_passes_per_step > 1 and tf.executing_eagerly():

@@ -32,11 +32,7 @@ _keys: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def distinct(key: str) -> str:
-    """Return a key that is unique in this graph; equal on ranks that create their nodes in the same order.
-
-    Args:
-        key: the wanted key, from the name of the node.
-    """
+    """Return a key that is unique in this graph; equal on ranks that create their nodes in the same order."""
     keys = _keys.setdefault(tf.compat.v1.get_default_graph(), set())
     number, found = 0, key
     while found in keys:
@@ -47,14 +43,11 @@ def distinct(key: str) -> str:
 
 
 def token(key: str) -> Any:
-    """Return the token of a name.
+    """Return the token of a name: the handle of a variable, as an input for a node of this graph.
 
     ``None`` in graphs of TensorFlow 1, which keep no automatic order, and in functions traced only for saving. ``None``
     also in the derivative of a function, because TensorFlow could not call a derivative with a token inside a branch;
     there all nodes run in program order.
-
-    Returns:
-        The handle of a variable, as an input for a node of this graph.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     forward = _forward.get()

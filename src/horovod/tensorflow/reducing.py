@@ -7,7 +7,7 @@ while backward still computes the next bucket's gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,7 @@ import tensorflow as tf
 from horovod import context
 from horovod.bindings.compression import check_compression
 from horovod.bindings.gradients.layout import Item, plan_buckets
-from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import Reduction
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
 from horovod.splits import split_evenly
@@ -27,7 +26,7 @@ from horovod.tensorflow.nodes import is_recorded
 from horovod.tensorflow.runtime import comm
 from horovod.tensorflow.sparse import allreduce_slices, densified
 
-__all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_gradients"]
+__all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_gradients", "together"]
 
 
 def key_of(variable: Any) -> int:
@@ -37,34 +36,16 @@ def key_of(variable: Any) -> int:
 
 
 @dataclass(frozen=True)
-class GradientSettings:
-    """Settings of the reduction of gradients.
+class GradientSettings(ReduceSettings):
+    """Settings of the reduction of gradients."""
 
-    Attributes:
-        name: prefix of the keys of the match.
-        compression: compressor of the sent gradients.
-        sparse_as_dense: whether IndexedSlices are sent as dense tensors.
-        op: operation that combines the gradients.
-        predivide: divisor on each rank before the sum; the sum is divided by size / predivide afterwards.
-        groups: number of groups, or groups of variables; None groups automatically.
-        process_set: ranks that take part.
-    """
-
-    name: str = "gradients"
     compression: type[Compressor] = Compression.none
-    sparse_as_dense: bool = False
-    op: ReduceOp = ReduceOp.AVERAGE
-    predivide: float = 1.0
+    name: str = "gradients"  # prefix of the keys of the match
+    # number of groups, or groups of variables; None groups automatically
     groups: int | Sequence[Sequence[Any]] | None = None
-    process_set: ProcessSet = field(default=global_process_set)
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
-        if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
-            raise ValueError(
-                "gradient_predivide_factor not supported with op != Average. "
-                f"Received: {self.predivide} and {self.op.name.capitalize()}"
-            )
         groups = self.groups
         is_count = isinstance(groups, int) and groups > 0
         is_list = isinstance(groups, list | tuple) and all(isinstance(group, list | tuple) for group in groups)
@@ -73,25 +54,11 @@ class GradientSettings:
                 f"groups should be a positive integer or a list of lists of variables. Received: {groups!r}"
             )
 
-    @property
-    def reduction(self) -> Reduction:
-        """Operation, factors and process set, for a collective."""
-        return Reduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
-
 
 def reduce_gradients(
     settings: GradientSettings, grads: Sequence[Any], variables: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Combine gradients over all ranks.
-
-    Args:
-        settings: settings of the reduction.
-        grads: gradients in the same order on all ranks; None is ignored.
-        variables: variables of the gradients.
-
-    Returns:
-        The reduced gradients, in the same order.
-    """
+    """Combine gradients, in the same order on all ranks, over all ranks; None stays None."""
     results: list[Any] = list(grads)
     present = [index for index, grad in enumerate(grads) if grad is not None]
     if settings.sparse_as_dense:
@@ -110,25 +77,31 @@ def reduce_gradients(
             results[index] = settings.compression.decompress(tensor, contexts[index])
     for index in sparse:
         name = f"{settings.name}.sparse.{index}"
-        results[index] = allreduce_slices([results[index]], settings.reduction, name, False)[0]
-    return results
+        results[index] = allreduce_slices([results[index]], settings, name, False)[0]
+    return together(results)
+
+
+def together(gradients: Sequence[Any]) -> list[Any]:
+    """Return the gradients so that, in an elastic job's graph, each is there only when the last one has arrived.
+
+    Then no variable has changed when a gradient fails, and the step can be repeated.
+    """
+    if tf.executing_eagerly() or not context.is_elastic():
+        return list(gradients)
+    present = [gradient for gradient in gradients if gradient is not None]
+    with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
+        return [None if gradient is None else tf.identity(gradient) for gradient in gradients]
 
 
 def _reduce_all(settings: GradientSettings, buckets: list[list[int]], tensors: Sequence[Any]) -> Iterable[list[Any]]:
-    how = settings.reduction
     names = [f"{settings.name}.{number}of{len(buckets)}" for number in range(len(buckets))]
     if not tf.executing_eagerly() or is_recorded([tensors[index] for bucket in buckets for index in bucket]):
-        found = [
-            collectives.allreduce([tensors[index] for index in bucket], how, name)
+        return [
+            collectives.allreduce([tensors[index] for index in bucket], settings, name)
             for name, bucket in zip(names, buckets, strict=True)
         ]
-        if len(found) == 1 or not context.is_elastic():
-            return found
-        # Change no variable before the last bucket has arrived: then a step in which a rank is lost can be repeated.
-        with tf.control_dependencies([bucket[0] for bucket in found]):
-            return [[tf.identity(tensor) for tensor in bucket] for bucket in found]
     handles = [
-        comm.grouped_allreduce_async([tensors[index] for index in bucket], name=name, **how.keywords)
+        comm.grouped_allreduce_async([tensors[index] for index in bucket], name=name, **settings.keywords)
         for name, bucket in zip(names, buckets, strict=True)
     ]
     return [comm.synchronize(handle) for handle in handles]

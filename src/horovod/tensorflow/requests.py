@@ -27,27 +27,16 @@ QUERIES = ("HorovodSize", "HorovodLocalSize", "HorovodRank", "HorovodLocalRank",
 
 
 class GraphRequest(msgspec.Struct, frozen=True):
-    """The settings of one node.
+    """The settings of one node."""
 
-    Attributes:
-        name: key of the match, the same on all ranks; empty: in the order of execution.
-        op: operation that combines the tensors.
-        prescale: factor applied before the operation.
-        postscale: factor applied after the operation.
-        root: global rank of a broadcast's root.
-        process_set: id of the process set.
-        even: whether an alltoall splits evenly and ignores its splits input.
-        site: the user's line that created the node.
-    """
-
-    name: str = ""
-    op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
+    name: str = ""  # key of the match, the same on all ranks; empty: in the order of execution
+    op: ReduceOp = ReduceOp.SUM  # operation that combines the tensors
+    prescale: float = 1.0  # factor applied before the operation
+    postscale: float = 1.0  # factor applied after the operation
+    root: int = 0  # global rank of a broadcast's root
     process_set: int = 0
-    even: bool = True
-    site: Site = Site()
+    even: bool = True  # whether an alltoall splits evenly and ignores its splits input
+    site: Site = Site()  # the user's line that created the node
 
     def encode(self) -> str:
         """Return the request as text, for the attribute."""

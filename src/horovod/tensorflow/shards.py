@@ -27,7 +27,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
     Args:
         data: a ``tf.data.Dataset`` of samples, not of batches, in the same order on all ranks; or an array or tensor,
             or tuples, lists and dicts of them; or a sequence of samples.
-        batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
+        batch_size: samples of one rank in a step; the last batch may have one more, or be shorter, down to one sample.
         shuffle: whether each epoch has its own random order; not for datasets: use ``dataset.shuffle`` with a seed.
         seed: seed of the random order; the same on all ranks.
 
@@ -50,12 +50,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
 
 
 class DatasetShard(ArrayShard):
-    """This rank's batches of a dataset; see ``shard``. A resumed epoch skips the samples that were used before.
-
-    Args:
-        dataset: dataset of samples, not of batches.
-        batch_size: samples of one rank in a step.
-    """
+    """This rank's batches of a dataset; see ``shard``. A resumed epoch skips the samples that were used before."""
 
     def __init__(self, dataset: tf.data.Dataset, batch_size: int) -> None:
         count = int(dataset.cardinality())

@@ -22,16 +22,10 @@ def densified(tensor: Any) -> Any:
 def allreduce_slices(
     slices: Sequence[tf.IndexedSlices], how: Reduction, name: str | None, ignore_name_scope: bool
 ) -> list[tf.IndexedSlices]:
-    """Gather the rows of all ranks; an optimizer that takes IndexedSlices adds up rows with equal indices.
-
-    Args:
-        slices: IndexedSlices with any number of rows on each rank.
-        how: Sum or Average, without factors.
-        name: key of the match.
-        ignore_name_scope: whether the key omits the name scopes of a graph.
+    """Gather the rows of all ranks, as one process would have them for the whole batch.
 
     Raises:
-        NotImplementedError: ``how`` has another operation, or a factor.
+        NotImplementedError: ``how`` has another operation, or a factor; or it averages integers.
     """
     if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise NotImplementedError(
@@ -42,31 +36,36 @@ def allreduce_slices(
         raise NotImplementedError(
             "IndexedSlices take no prescale_factor or postscale_factor; scale their values, or use sparse_as_dense=True"
         )
+    if how.op is ReduceOp.AVERAGE and not all(one.dtype.is_floating or one.dtype.is_complex for one in slices):
+        raise NotImplementedError(
+            f"IndexedSlices of {', '.join({one.dtype.name for one in slices})} cannot be averaged; use hvd.Sum, or "
+            "tf.convert_to_tensor() first"
+        )
     flat = [part for one in slices for part in (one.values, one.indices)]
     gathered = collectives.allgather(flat, how.process_set, name, ignore_name_scope)
     members = collectives.members_of(how.process_set)
     found = []
     for one, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True):
         if how.op is ReduceOp.AVERAGE:
-            values, indices = _averaged(values, indices, members)
+            # Keep equal indices apart: an optimizer that does not add them up first treats them as in one process.
+            values = _divided(values, indices, members)
         found.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
     return found
 
 
-def _averaged(values: Any, indices: Any, members: Any) -> tuple[Any, Any]:
-    """Divide rows by the number of ranks; rows that are equal on all ranks must average to exactly themselves."""
-    dtype = values.dtype
-    if not dtype.is_floating or (isinstance(members, int) and members & (members - 1) == 0):
-        return values / tf.cast(members, dtype), indices
-    # Three rounded thirds do not sum to the whole. So divide the differences to one rank's row: 0 for equal rows.
-    if dtype in (tf.float16, tf.bfloat16):
-        values = tf.cast(values, tf.float32)
-    rows, place = tf.unique(indices)
-    count = tf.size(rows)
-    base = tf.gather(values, tf.math.unsorted_segment_min(tf.range(tf.size(indices)), place, count))
-    rest = tf.math.unsorted_segment_sum(values - tf.gather(base, place), place, count)
-    present = tf.math.unsorted_segment_sum(tf.ones_like(place), place, count)
+def _divided(values: Any, indices: Any, members: Any) -> Any:
+    """Divide rows by the number of ranks; those that are equal on all ranks must add up to exactly themselves."""
+    rows = values / tf.cast(members, values.dtype)
+    if isinstance(members, int) and members & (members - 1) == 0:
+        return rows
+    # Three rounded thirds do not add up to the whole. So the last one of such rows is the remainder.
+    found, place, present = tf.unique_with_counts(indices)
+    count = tf.size(found)
+    last = tf.math.unsorted_segment_max(tf.range(tf.size(indices)), place, count)
+    whole, third, where = tf.gather(values, last), tf.gather(rows, last), last[:, None]
+    others = tf.tensor_scatter_nd_update(rows, where, tf.zeros_like(third))
+    remainder = whole - tf.math.unsorted_segment_sum(others, place, count)
+    differences = tf.math.unsorted_segment_sum(tf.abs(values - tf.gather(whole, place)), place, count)
     present = tf.reshape(present, tf.concat([[count], tf.ones([tf.rank(values) - 1], tf.int32)], 0))
-    share = tf.cast(present, values.dtype) / tf.cast(members, values.dtype)
-    averaged = tf.where(present == members, base, base * share) + rest / tf.cast(members, values.dtype)
-    return tf.cast(averaged, dtype), rows
+    is_equal = (differences == 0) & (present == members)
+    return tf.tensor_scatter_nd_update(rows, where, tf.where(is_equal, remainder, third))

@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.bindings.docstrings import explained_like
-from horovod.bindings.misuse import warn_deprecated
+from horovod.bindings.gradients.parameters import groups_argument, predivided
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.reducing import GradientSettings, divided, key_of, make_reducer
 
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "groups_argument", "layers_argument"]
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "layers_argument"]
 
 _NONE = tf.UnconnectedGradients.NONE
 
@@ -97,14 +97,6 @@ class _Distributed:
         return local, [(source, grad) for (source, _), grad in zip(shared, reduced, strict=True)]
 
 
-def groups_argument(num_groups: int, groups: Any) -> Any:
-    """Return the groups that ``groups`` or Horovod's older ``num_groups`` selects."""
-    if num_groups != 0:
-        warn_deprecated("Parameter `num_groups` has been replaced by `groups`")
-        return num_groups if groups is None else groups
-    return groups
-
-
 def layers_argument(local_layers: Any) -> list[Any]:
     """Return the user's layers as a list.
 
@@ -156,9 +148,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: arguments are incompatible.
     """
+    op, groups = ReduceOp(op), groups_argument(num_groups, groups)
     settings = GradientSettings(
-        name="DistributedGradientTape", compression=compression, sparse_as_dense=sparse_as_dense, op=ReduceOp(op),
-        predivide=gradient_predivide_factor, groups=groups_argument(num_groups, groups), process_set=process_set,
+        op, *predivided(op, gradient_predivide_factor), process_set, compression, sparse_as_dense,
+        "DistributedGradientTape", groups,
     )  # fmt: skip
     known = gradtape._horovod_local if isinstance(gradtape, _Distributed) else {}
     # Unwrap a distributed tape, so that gradients are combined only once.

@@ -86,9 +86,6 @@ class Callback:
 class Layout:
     """Detects from the first callback whether callbacks have the layout of libstdc++.
 
-    Attributes:
-        is_known: whether the layout is that of libstdc++; None before the first callback.
-
     Args:
         code_of: part of the path of the libraries that contain a callback's functions.
     """
@@ -96,7 +93,7 @@ class Layout:
     def __init__(self, code_of: str = "tensorflow") -> None:
         self._code_of = code_of
         self._lock = threading.Lock()
-        self.is_known: bool | None = None
+        self.is_known: bool | None = None  # whether the layout is that of libstdc++; None before the first callback
 
     def __call__(self, done: int) -> bool:
         if self.is_known is not None:
@@ -141,11 +138,7 @@ def calm(context: Any, environ: Mapping[str, str]) -> bool:
     """Let idle threads sleep immediately if operations have one thread; return whether the setting was made.
 
     By default they spin before they sleep. On a rank with only one core, this makes a training step of a small model
-    take a third longer.
-
-    Args:
-        context: TensorFlow's context; unchanged if it already has threads or user options.
-        environ: environment with TF_NUM_INTRAOP_THREADS, the number of threads.
+    take a third longer. A context that already has threads or user options stays unchanged.
     """
     if environ.get("TF_NUM_INTRAOP_THREADS") != "1":
         return False
@@ -200,11 +193,7 @@ def _string(text: bytes) -> _String:
 
 
 def add_custom_call(name: str, handler: Any) -> None:
-    """Register a custom call for the CPU with XLA.
-
-    Args:
-        name: name of the call.
-        handler: a ``HANDLER``; it must never be freed.
+    """Register a custom call for the CPU with XLA. Its handler, a ``HANDLER``, must never be freed.
 
     Raises:
         NotImplementedError: this TensorFlow lacks the XLA functions.

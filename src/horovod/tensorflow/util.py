@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.bindings.gradients.parameters import predivided
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import ops
@@ -42,34 +43,18 @@ def refs_to_vars(refs: Iterable[Any]) -> Any:
     return [refs_to_vars(each) if isinstance(each, list | tuple) else each.deref() for each in refs]
 
 
-def _allreduce(
-    tensor: Any, name: str | None = None, op: int = ReduceOp.SUM, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set,
-) -> Any:  # fmt: skip
-    return ops.allreduce(
-        tensor, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, name=name,
-        process_set=process_set, ignore_name_scope=ignore_name_scope,
-    )  # fmt: skip
+def _summing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective with the order of arguments of Horovod's private functions, which sum by default."""
+
+    def call(tensor: Any, name: str | None = None, op: int = ReduceOp.SUM, **options: Any) -> Any:
+        return function(tensor, name=name, op=op, **options)
+
+    return call
 
 
-def _grouped_allreduce(
-    tensors: Sequence[Any], name: str | None = None, op: int = ReduceOp.SUM, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set,
-) -> Any:  # fmt: skip
-    return ops.grouped_allreduce(
-        tensors, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, name=name,
-        process_set=process_set, ignore_name_scope=ignore_name_scope,
-    )  # fmt: skip
-
-
-def _reducescatter(
-    tensor: Any, name: str | None = None, op: int = ReduceOp.SUM, ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
-    return ops.reducescatter(
-        tensor, op=op, name=name, process_set=process_set, ignore_name_scope=ignore_name_scope,
-        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-    )  # fmt: skip
+_allreduce = _summing(ops.allreduce)
+_grouped_allreduce = _summing(ops.grouped_allreduce)
+_reducescatter = _summing(ops.reducescatter)
 
 
 def _make_allreduce_grads_fn(
@@ -77,11 +62,9 @@ def _make_allreduce_grads_fn(
     gradient_predivide_factor: float, groups: Any, process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:  # fmt: skip
     del device_dense, device_sparse
-    reduce = make_reducer(
-        GradientSettings(
-            name, compression, sparse_as_dense, ReduceOp(op), gradient_predivide_factor, groups, process_set
-        )
-    )
+    factors = predivided(ReduceOp(op), gradient_predivide_factor)
+    settings = GradientSettings(ReduceOp(op), *factors, process_set, compression, sparse_as_dense, name, groups)
+    reduce = make_reducer(settings)
 
     def allreduce_grads(grads: Sequence[Any], vars: Any = None, use_generic_names: bool = False) -> list[Any]:
         return reduce(grads, vars)

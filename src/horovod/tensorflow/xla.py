@@ -41,21 +41,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """One collective of a compiled program.
+    """One collective of a compiled program."""
 
-    Attributes:
-        op_type: Horovod's name of the operation.
-        request: settings of the collective.
-        dtypes: dtypes of the inputs, which are also those of the outputs.
-        inputs: shapes of the inputs.
-        outputs: shapes of the outputs.
-    """
-
-    op_type: str
-    request: GraphRequest
-    dtypes: tuple[str, ...]
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
+    op_type: str  # Horovod's name of the operation
+    request: GraphRequest  # settings of the collective
+    dtypes: tuple[str, ...]  # dtypes of the inputs, which are also those of the outputs
+    inputs: tuple[tuple[int, ...], ...]  # shapes of the inputs
+    outputs: tuple[tuple[int, ...], ...]  # shapes of the outputs
 
 
 class _Outputs:

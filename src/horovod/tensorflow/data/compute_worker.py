@@ -6,8 +6,8 @@ import argparse
 import secrets
 from collections.abc import Sequence
 
+from horovod.rendezvous.service import Service
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn, host_here
-from horovod.tensorflow.data.registry import ComputeService
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import barrier, init, rank, shutdown, size
 
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     service = config = None
     if rank() == 0:
         host = host_here()
-        service = ComputeService(key, "127.0.0.1" if host == "localhost" else "")
-        address = ("127.0.0.1" if host == "localhost" else host, service.port)
+        service = Service(key, ["127.0.0.1" if host == "localhost" else "0.0.0.0"])
+        address = ("127.0.0.1" if host == "localhost" else host, int(service.endpoints[0].rpartition(":")[2]))
         config = TfDataServiceConfig(args.dispatchers, workers, args.dispatcher_side, (address,), key, args.timeout)
         config.write(args.configfile)
     try:

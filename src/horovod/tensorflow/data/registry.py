@@ -12,32 +12,11 @@ from collections.abc import Iterator, Sequence
 from horovod.errors import LaunchError
 from horovod.rendezvous.client import JobStore
 from horovod.rendezvous.interfaces import endpoint
-from horovod.rendezvous.service import Service
 
-__all__ = ["ComputeClient", "ComputeService"]
+__all__ = ["ComputeClient"]
 
 #: Interval in seconds at which a worker checks that the registry still exists.
 _LOOK_S = 10.0
-
-
-class ComputeService:
-    """Serves the table of a data service.
-
-    Args:
-        key: secret key that clients need.
-        host: address to listen on; all addresses of this host when empty.
-
-    Attributes:
-        port: port on which it listens.
-    """
-
-    def __init__(self, key: bytes, host: str = "127.0.0.1") -> None:
-        self._service = Service(key, [host] if host else ["0.0.0.0"])
-        self.port = int(self._service.endpoints[0].rpartition(":")[2])
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._service.close()
 
 
 class ComputeClient:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from horovod._keras.on_tensorflow import backend
-from horovod._keras.saving import make_load_model
+from horovod._keras.public import make_load_model
 from horovod._keras.values import Values
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list

@@ -9,13 +9,11 @@ import tensorflow as tf
 from horovod._keras.callbacks import Kit
 from horovod._keras.members import Distributed
 from horovod._keras.on_tensorflow import backend
-from horovod._keras.public import derive
+from horovod._keras.public import derive_callbacks
 from horovod.tensorflow.functions import broadcast_variables
-from horovod.tensorflow.keras.kind import LEGACY
+from horovod.tensorflow.keras import legacy
 
-if LEGACY:
-    from horovod.tensorflow.keras import legacy
-else:
+if not legacy.LEGACY:
     from horovod.keras import callbacks as modern
 
 __all__ = [
@@ -42,7 +40,7 @@ def _legacy_kit() -> Kit:
     )
 
 
-KIT = _legacy_kit() if LEGACY else modern.KIT
+KIT = _legacy_kit() if legacy.LEGACY else modern.KIT
 
 
 (
@@ -51,4 +49,4 @@ KIT = _legacy_kit() if LEGACY else modern.KIT
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     BestModelCheckpoint,
-) = derive(KIT, tf.keras.callbacks, __name__) if LEGACY else modern.ALL
+) = derive_callbacks(KIT, tf.keras.callbacks, __name__) if legacy.LEGACY else modern.ALL

@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras.elastic_fit import ElasticFit, FitKit
-from horovod._keras.elastic_public import derive_callbacks, derive_state
 from horovod._keras.on_tensorflow import backend
-from horovod.bindings.elastic.decorators import decorators
+from horovod._keras.public import derive_elastic, derive_state
 from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.step import decorators
 from horovod.tensorflow.keras.callbacks import KIT
-from horovod.tensorflow.keras.kind import LEGACY
+from horovod.tensorflow.keras.legacy import LEGACY
 from horovod.tensorflow.shards import shard
 
 __all__ = [
@@ -83,6 +83,6 @@ def _modern_kit() -> FitKit:
 
 
 KerasState = derive_state("KerasState", KIT, backend, __name__)
-CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_callbacks(tf.keras.callbacks, __name__)
+CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(tf.keras.callbacks, __name__)
 fit = ElasticFit(_legacy_kit() if LEGACY else _modern_kit()).fit
 run, step = decorators(backend.typed)

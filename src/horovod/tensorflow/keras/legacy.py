@@ -6,7 +6,7 @@ Gradients are combined in the first of these calls, and before loss scaling chec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,10 @@ from horovod._keras.settings import Settings
 from horovod.bindings.misuse import wrong_argument
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
 
-__all__ = ["build", "distribute", "innermost", "is_legacy_optimizer"]
+__all__ = ["LEGACY", "build", "distribute", "innermost", "is_legacy_optimizer"]
+
+#: Whether ``tf.keras`` is tf_keras, with TF_USE_LEGACY_KERAS=1; else it is Keras 3.
+LEGACY: bool = tf.keras.Model.__module__.startswith("tf_keras.")
 
 Pairs = list[tuple[Any, Any]]
 
@@ -49,22 +52,12 @@ def _key(variable: Any) -> Any:
 
 
 class LegacyMembers(Distributed):
-    """See the module; the class derived from it also has ``_passes`` and ``_settings``."""
+    """See the module."""
 
     _settings: Settings
+    _agg_helper: LocalGradientAggregationHelperEager
     # Whether compute_gradients() has combined the gradients, so that apply_gradients() must not repeat it.
     _is_combined = False
-
-    @property
-    def _agg_helper(self) -> LocalGradientAggregationHelperEager:
-        made = self.__dict__.get("_agg_helper_made")
-        if made is None:
-            settings = self._settings
-            made = self.__dict__["_agg_helper_made"] = LocalGradientAggregationHelperEager(
-                settings.passes, self._reduce, settings.sparse_as_dense, settings.passes_are_averaged
-            )
-        helper: LocalGradientAggregationHelperEager = made
-        return helper
 
     def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return self._reduction.combine(grads, variables, range(len(grads)))
@@ -98,21 +91,12 @@ class LegacyMembers(Distributed):
         return self._computed(own(loss, var_list, grad_loss, tape))
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """Return the combined gradients of all ranks, in a graph of TensorFlow 1.
-
-        Args:
-            loss: as in the optimizer's own class.
-            params: as in the optimizer's own class.
-        """
+        """Return the combined gradients of all ranks, in a graph of TensorFlow 1."""
         pairs = list(zip(super().get_gradients(loss, params), params, strict=True))  # type: ignore[misc]
         return [gradient for gradient, _ in self._computed(pairs)]
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
-        """Combine gradients over all ranks, unless ``compute_gradients`` has combined them.
-
-        Args:
-            grads_and_vars: pairs of a gradient and a variable.
-        """
+        """Combine gradients over all ranks, unless ``compute_gradients`` has combined them."""
         return self._aggregated(grads_and_vars)
 
     _aggregate_gradients = aggregate_gradients
@@ -152,11 +136,11 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
             "with TF_USE_LEGACY_KERAS=1 optimizer must be one of tf_keras, such as tf.keras.optimizers.SGD(0.1). "
             f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
-    # The helper accumulates and averages the passes.
-    once = replace(settings, passes=1)
-    make: Callable[[Any], GradientReduction] = lambda self: GradientReduction(once, backend, _key)  # noqa: E731
     inner = innermost(optimizer)
-    make_distributed(inner, LegacyMembers, make)
-    type(inner)._settings = settings
-    inner.__dict__.pop("_agg_helper_made", None)
+    # The helper accumulates and averages the passes.
+    make_distributed(inner, LegacyMembers, GradientReduction(replace(settings, passes=1), backend, _key))
+    inner.__dict__["_settings"] = settings
+    inner.__dict__["_agg_helper"] = LocalGradientAggregationHelperEager(
+        settings.passes, inner._reduce, settings.sparse_as_dense, settings.passes_are_averaged
+    )
     return optimizer

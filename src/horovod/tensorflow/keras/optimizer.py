@@ -8,19 +8,18 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
-from horovod._keras.layers import make_partial
+from horovod._keras.public import make_partial
 from horovod._keras.settings import NAME, OPTIMIZER, make_settings
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.keras.kind import LEGACY
+from horovod.tensorflow.keras.legacy import LEGACY
 
 if LEGACY:
     from horovod.tensorflow.keras.legacy import distribute, innermost
 else:
-    from horovod.keras.loss_scale import innermost
-    from horovod.keras.optimizer import distribute
+    from horovod.keras.optimizer import distribute, innermost
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
@@ -54,23 +53,10 @@ def DistributedOptimizer(
         RequestError: an argument is invalid.
         NotInitializedError: ``init()`` was not called.
     """
-    del name, device_dense, device_sparse
+    given = dict(locals())  # all arguments are settings, but for these
+    del given["optimizer"], given["name"], given["device_dense"], given["device_sparse"]
     context.world()
-    return distribute(
-        optimizer,
-        make_settings(
-            op=op,
-            compression=compression,
-            process_set=process_set,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            num_groups=num_groups,
-            groups=groups,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            scale_local_gradients=scale_local_gradients,
-        ),
-    )
+    return distribute(optimizer, make_settings(**given))
 
 
 PartialDistributedOptimizer = make_partial(DistributedOptimizer, innermost, tf.keras.layers.Layer)

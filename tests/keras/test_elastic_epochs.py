@@ -1,0 +1,106 @@
+"""A loss at the end of an epoch, or of the training, inside of ``hvd.elastic.fit``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import run_ranks
+from keras_kind import keras_and_hvd
+
+
+def _lost_at_the_end() -> None:
+    """The reduction after those of four steps is that of ``on_train_end``."""
+    import numpy as np
+    from losing import losing
+
+    keras, hvd = keras_and_hvd()
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    state = hvd.elastic.KerasState(model)
+    end = keras.callbacks.LambdaCallback(on_train_end=lambda logs: hvd.allreduce(np.ones(1, "float32"), name="end"))
+
+    @hvd.elastic.run
+    def train(state: Any) -> Any:
+        x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+        return hvd.elastic.fit(state, x, y, batch_size=4, epochs=2, callbacks=[end], verbose=0)
+
+    with losing((5,)) as losses:
+        history = train(state).history
+    assert (losses.count, state.progress, len(history["loss"])) == (1, 4, 2)
+
+
+@pytest.mark.slow
+def test_a_loss_at_the_end_of_fit_keeps_its_history(backend: str) -> None:
+    run_ranks(1, _lost_at_the_end, framework=f"keras-{backend}")
+
+
+def _lost_after_validation() -> None:
+    """Each epoch has two steps, and a reduction in a callback at its end; that of the second epoch fails."""
+    import numpy as np
+    from losing import losing
+
+    keras, hvd = keras_and_hvd()
+    x = np.arange(32, dtype="float32").reshape(8, 4) / 32
+    y = x.sum(1, keepdims=True)
+
+    def trained(which: tuple[int, ...]) -> Any:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", metrics=["mae"])
+        state = hvd.elastic.KerasState(model)
+        begun: list[int] = []
+        callbacks = [
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: hvd.allreduce(np.ones(1, "float32"), name="end")),
+            keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch)),
+        ]
+
+        @hvd.elastic.run
+        def train(state: Any) -> Any:
+            return hvd.elastic.fit(
+                state, x, y, batch_size=4, epochs=3, callbacks=callbacks, verbose=0, validation_data=(x * 9, y)
+            )
+
+        with losing(which) as losses:
+            history = train(state)
+        assert (losses.count, state.progress, begun) == (len(which), 6, [0, 1, 2])
+        return history.epoch, history.history
+
+    wanted, found = trained(()), trained((6,))
+    assert wanted[0] == [0, 1, 2]
+    assert found == wanted
+
+
+@pytest.mark.slow
+def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs(framework: str) -> None:
+    run_ranks(1, _lost_after_validation, framework=framework)
+
+
+def _only_rank_0_decides() -> Any:
+    """As callbacks do of which another rank, which has just joined, has seen too few epochs."""
+    import numpy as np
+
+    keras, hvd = keras_and_hvd()
+    hvd.init()
+
+    class Decide(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if hvd.rank() == 0 and epoch == 1:
+                self.model.optimizer.learning_rate.assign(0.25)
+            if hvd.rank() == 0 and epoch == 2:
+                self.model.stop_training = True
+
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), loss="mse")
+    model.set_weights([np.ones((1, 1), "float32")])
+    state = hvd.elastic.KerasState(model)
+    x, y = np.ones((2, 1), "float32"), np.zeros((2, 1), "float32")
+    hvd.elastic.fit(state, x, y, batch_size=1, epochs=5, callbacks=[Decide()], verbose=0)
+    return state.epoch, float(model.get_weights()[0].sum())
+
+
+_DECIDED = [(3, 0.75 * 0.75 * 0.5)] * 2  # the gradient is twice the weight
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does(framework: str) -> None:
+    assert run_ranks(2, _only_rank_0_decides, framework=framework) == _DECIDED
