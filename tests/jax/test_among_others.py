@@ -166,7 +166,7 @@ def test_what_cannot_work_is_refused_when_it_is_traced() -> None:
         (hvd.alltoall, one, "alltoall of a tensor without dimensions"),
         (hvd.reducescatter, one, "reducescatter of a tensor without dimensions"),
         (hvd.alltoall, jnp.ones(3), "alltoall of 3 rows to 2 ranks"),
-        (hvd.allreduce, jnp.ones(2, bool), "Average of a bool tensor is not defined"),
+        (hvd.allreduce, jnp.ones(2, bool), "Average of bool tensors is not defined"),
         (lambda x: hvd.broadcast(x, 7), one, "invalid root rank 7"),
         (hvd.allgather, key, r"allgather of a single random key \(the tensor\)"),
         (hvd.alltoall, key, "alltoall of a single random key"),

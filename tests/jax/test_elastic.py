@@ -130,7 +130,7 @@ def _train() -> dict[str, Any]:
 def test_a_killed_rank_loses_no_sample_and_no_program() -> None:
     import numpy as np
 
-    with ElasticJob(_train, Policy(3, is_elastic=True, minimum=2), {"a": 3}, framework="jax") as job:
+    with ElasticJob(_train, Policy(3, minimum=2), {"a": 3}, framework="jax") as job:
         values = list(job.values().values())
     assert len(values) == 2
     for value in values:

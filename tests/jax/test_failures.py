@@ -55,6 +55,31 @@ def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
 
 
 @on_ranks(2, framework="jax")
+def test_trees_with_other_keys_are_no_match_though_their_shapes_are_equal() -> None:
+    x = jnp.ones(3)
+    tree = {"b": x, "c": x} if hvd.rank() else {"a": x, "c": x}
+    sum_up = lambda tree: hvd.allreduce(tree, op=hvd.Sum)  # noqa: E731
+    for function in (sum_up, jax.jit(sum_up), hvd.allgather, hvd.reducescatter, lambda tree: hvd.broadcast(tree, 0)):
+        with pytest.raises(MismatchError, match=r"(?s)names of the tensors.*\['a'\], \['c'\].*\['b'\], \['c'\]"):
+            with hvd.typed_errors():
+                jax.block_until_ready(function(tree))
+    deep = {f"layer {i}": {"kernel": x, "bias": x} for i in range(100)}
+    assert sum_up(deep)["layer 99"]["bias"].sum() == 6
+    with pytest.raises(MismatchError, match="names of the tensors"):
+        sum_up({f"layer {i + hvd.rank()}": {"kernel": x, "bias": x} for i in range(100)})
+    # Neither a structure without a hash is compared, nor one that refuses to be rebuilt from other leaves.
+    jax.tree_util.register_pytree_node(_Rows, lambda own: ((own.x,), own.more), lambda more, x: _Rows(*x, more))
+    for more in ([hvd.rank()], hvd.rank()):
+        assert sum_up(_Rows(x, more)).x.sum() == 6
+
+
+class _Rows:
+    def __init__(self, x: Any, more: Any) -> None:
+        assert x.ndim == 1
+        self.x, self.more = x, more
+
+
+@on_ranks(2, framework="jax")
 def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
     x = jnp.ones(4)
     for call in (
@@ -71,6 +96,11 @@ def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
             jax.jit(lambda call=call: call())()
     with pytest.raises(RequestError, match=r"root_rank must be known when JAX traces.*static_argnames"):
         jax.jit(lambda root: hvd.broadcast(x, root))(0)
+    for run in (jax.jit, lambda function: function):
+        with pytest.raises(RequestError, match=r"factor must be finite numbers.*'2', 1.0"):
+            run(lambda: hvd.allreduce(x, prescale_factor="2"))()
+    with pytest.raises(RequestError, match=r"factor must be finite numbers.*Tracer"):
+        jax.jit(lambda factor: hvd.reducescatter(x, postscale_factor=factor))(2.0)
     with pytest.raises(RequestError, match=r"at most 2147483647 rows can go to one rank"):
         hvd.alltoall(x, splits=[2**40, 4])
     one = hvd.add_process_set([0])

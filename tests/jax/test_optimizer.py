@@ -117,9 +117,9 @@ def test_arguments_of_the_optimizer() -> None:
         for update in (optimizer.update, jax.jit(optimizer.update)):
             updates, _ = update({"w": grads["w"]}, optimizer.init(params))
             np.testing.assert_allclose(-updates["w"], want, rtol=1e-3, err_msg=str(how))
-    with pytest.raises(RequestError, match=r"backward_passes_per_step must be 1 or more. Received: 0 \(at "):
+    with pytest.raises(RequestError, match=r"backward_passes_per_step must be an integer, .* Received: 0 \(at "):
         hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=0)
-    with pytest.raises(RequestError, match=r"gradient_predivide_factor is for op=Average\. Received: op=Sum"):
+    with pytest.raises(RequestError, match="gradient_predivide_factor needs op=Average"):
         hvd.DistributedOptimizer(optax.sgd(1.0), op=hvd.Sum, gradient_predivide_factor=2.0)
     for wrong, told in ((optax.sgd, "sgd, not called"), (0.1, "float")):
         with pytest.raises(RequestError, match=f"optimizer must be a transformation of optax.* Received: {told}"):

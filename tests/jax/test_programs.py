@@ -134,21 +134,6 @@ def test_each_way_into_a_program(way: str) -> None:
         lowering.register()
 
 
-@on_ranks(1, framework="jax", returns=[[True, False, False, False, False, False]])
-def test_ranks_that_nobody_gave_a_gpu_are_told_once_per_host() -> list[bool]:
-    from horovod.jax.gpus import is_left_to_chance
-
-    cases: list[tuple[int, str, str, dict[str, str]]] = [
-        (1, "gpu", "all", {}),
-        (0, "gpu", "all", {}),
-        (1, "cpu", "all", {}),
-        (1, "gpu", "1", {}),
-        (1, "gpu", "all", {"CUDA_VISIBLE_DEVICES": "1"}),
-        (1, "gpu", "all", {"XLA_PYTHON_CLIENT_PREALLOCATE": "False"}),
-    ]
-    return [is_left_to_chance(*case) for case in cases]
-
-
 def _kept_on_disk(folder: str, values: list[float]) -> list[float]:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

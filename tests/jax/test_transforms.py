@@ -16,6 +16,7 @@ CASES: dict[str, Any] = {
     "sum": lambda hvd, x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
     "max": lambda hvd, x: hvd.allreduce(x, op=hvd.Max),
     "min": lambda hvd, x: hvd.allreduce(x, op=hvd.Min, prescale_factor=2.0),
+    "max with factors": lambda hvd, x: hvd.allreduce(x, op=hvd.Max, prescale_factor=0.3, postscale_factor=1.7),
     "product": lambda hvd, x: hvd.allreduce(x, op=hvd.Product),
     "adasum": lambda hvd, x: hvd.allreduce(x, op=hvd.Adasum),
     "group": lambda hvd, x: sum(hvd.grouped_allreduce([x, x * 2])),
@@ -61,6 +62,26 @@ def test_gradients_of_uneven_rows() -> None:
     rows = np.arange(float(sum(splits)), dtype=np.float32)
     got = jax.grad(lambda x: ((hvd.alltoall(x, splits=splits)[0]) ** 3).sum())(jnp.asarray(rows))
     np.testing.assert_allclose(got, 3 * rows**2, rtol=1e-6)
+
+
+@on_ranks(3, framework="jax")
+def test_gradients_while_a_rank_has_joined() -> None:
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    if rank > 0:
+        rows = np.arange(10.0, dtype=np.float32).reshape(5, 2) + rank
+        for apply in (
+            lambda hvd, x: hvd.allgather(x[rank:]),
+            lambda hvd, x: sum(each.sum() for each in hvd.grouped_allgather([x**2, x[:rank] ** 2])),
+            lambda hvd, x: hvd.reducescatter(x),
+            lambda hvd, x: hvd.reducescatter(x, op=hvd.Sum),
+        ):
+            tensor = torch.tensor(rows, requires_grad=True)
+            (apply(hvd_torch, tensor) ** 2 * (rank + 1)).sum().backward()
+            got = jax.grad(lambda x, apply=apply: (apply(hvd, x) ** 2 * (rank + 1)).sum())(jnp.asarray(rows))
+            np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-5)
+    hvd.join()
 
 
 @on_ranks(2, framework="jax")

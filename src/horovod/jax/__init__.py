@@ -11,14 +11,12 @@
     lowering            compilation of the primitive into programs
     unsafe              the parts of lowering that depend on JAX internals
     calls               one collective, run eagerly or in a program
-    adapter, runtime    JAX for horovod.bindings
+    runtime             JAX for horovod.bindings
 
 This module re-exports the names that training scripts use.
 """
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
@@ -52,10 +50,3 @@ __all__ = [
 ]
 __all__ += ops.__all__
 __all__ += common_names.__all__
-
-
-def __getattr__(name: str) -> NoReturn:
-    plain = name.removesuffix("_")
-    if plain != name and plain in __all__:
-        raise AttributeError(f"JAX's arrays cannot be written, so there is no hvd.{name}; use hvd.{plain}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

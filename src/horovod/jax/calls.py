@@ -51,43 +51,28 @@ _NOWHERE = Site()
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """Description of a collective without its arrays; static, so that a compiled program can hold it.
-
-    Attributes:
-        kind: kind of the collective.
-        name: the user's name, or None.
-        site: the user's line; replaces a missing name inside programs.
-        suffix: suffix of the name that distinguishes a derivative from the call itself.
-        op: operation of a reduction.
-        prescale: factor before a reduction.
-        postscale: factor after a reduction.
-        root: root rank of a broadcast.
-        only_root: the only rank that gets the result of an allreduce, others get zeros; -1 for all.
-        splits: rows for each member in an alltoall; empty for even splits.
-        rows: rows from each member in an allgather or alltoall; None if only execution determines them.
-        process_set: the member ranks.
-        size: number of members, if JAX traces a program that depends on it.
-        place: this rank's index among the members, if JAX traces a program that depends on it.
-        watched: names of the last arrays: parameters that are only compared once between ranks, not sent.
-        remedy: the call to recommend if the parameters differ.
-    """
+    """Description of a collective without its arrays; static, so that a compiled program can hold it."""
 
     kind: Kind
-    name: str | None = None
-    site: Site = _NOWHERE
-    suffix: str = ""
-    op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
-    only_root: int = -1
-    splits: tuple[int, ...] = ()
+    name: str | None = None  # the user's name, or None
+    site: Site = _NOWHERE  # the user's line; replaces a missing name inside programs
+    suffix: str = ""  # suffix of the name that distinguishes a derivative from the call itself
+    op: ReduceOp = ReduceOp.SUM  # operation of a reduction
+    prescale: float = 1.0  # factor before a reduction
+    postscale: float = 1.0  # factor after a reduction
+    root: int = 0  # root rank of a broadcast
+    only_root: int = -1  # the only rank that gets the result of an allreduce, others get zeros; -1 for all
+    splits: tuple[int, ...] = ()  # rows for each member in an alltoall; empty for even splits
+    parts: str = ""  # paths of the leaves of the user's pytree; compared between the ranks
+    # rows from each member in an allgather or alltoall; None if only execution determines them
     rows: Rows | None = None
-    process_set: ProcessSet = global_process_set
+    process_set: ProcessSet = global_process_set  # the member ranks
+    # number of members, or outside of programs of those that have not joined, if JAX traces what depends on it
     size: int = 1
-    place: int = 0
+    place: int = 0  # this rank's index among them, if JAX traces what depends on it
+    # names of the last arrays: parameters that are only compared once between ranks, not sent
     watched: tuple[str, ...] = ()
-    remedy: str = "hvd.broadcast_parameters(params, root_rank=0)"
+    remedy: str = "hvd.broadcast_parameters(params, root_rank=0)"  # the call to recommend if the parameters differ
 
     @property
     def verb(self) -> str:
@@ -111,17 +96,11 @@ class CollectiveCall:
 
 
 class Started(NamedTuple):
-    """A call that was started eagerly.
-
-    Attributes:
-        call: description of the collective.
-        handles: one per array, or one for all arrays.
-        arrays: the JAX arrays to send.
-    """
+    """A call that was started eagerly."""
 
     call: CollectiveCall
-    handles: Sequence[int]
-    arrays: Sequence[Any]
+    handles: Sequence[int]  # one per array, or one for all arrays
+    arrays: Sequence[Any]  # the JAX arrays to send
 
 
 def start_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> Started:
@@ -142,10 +121,8 @@ def start_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> Started:
 
 
 def finish(started: Started) -> tuple[list[Any], Any]:
-    """Wait for a call.
-
-    Returns:
-        JAX arrays on the devices of the inputs; and the received splits of an alltoall, else None.
+    """Wait for a call. Return JAX arrays on the devices of the inputs; and the received splits of an alltoall, else
+    None.
 
     Raises:
         HorovodInternalError: the call failed.
@@ -192,8 +169,9 @@ def place(result: Any, like: Any) -> Any:
 
 def _described(call: CollectiveCall, name: str | None) -> engine_calls.Call:
     return engine_calls.call(
-        call.kind, name, id_of(call.process_set), call.op, call.prescale, call.postscale, call.root, call.splits
-    )
+        call.kind, name, id_of(call.process_set), call.op, call.prescale, call.postscale, call.root, call.splits,
+        parts=call.parts,
+    )  # fmt: skip
 
 
 def numbered(name: str | None, count: int) -> list[str | None]:
@@ -226,13 +204,6 @@ def run_in_program(
     call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array], parameters: Sequence[Any] = ()
 ) -> None:
     """Run a call on XLA's memory.
-
-    Args:
-        call: description of the collective.
-        name: the key of the match.
-        inputs: contiguous arrays.
-        outputs: arrays for the results; may be ``inputs``.
-        parameters: values that are only compared; anything that numpy can convert to arrays.
 
     Raises:
         HorovodInternalError: the collective failed.

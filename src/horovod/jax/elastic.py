@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from horovod.bindings.elastic.decorators import decorators
 from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.step import decorators
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.jax.failures import typed_errors
 from horovod.jax.functions import broadcast_parameters
@@ -84,8 +84,7 @@ class JaxState(VariablesState):
         numbers = [number for number, leaf in enumerate(leaves) if _array(leaf) is not None]
         if [np.shape(_array(leaves[number])) for number in numbers] != [np.shape(value) for value in found]:
             raise ValueError(
-                f"the checkpoint has {len(found)} arrays, this state {len(numbers)}, or some have other shapes. Start "
-                "the script that wrote it, or remove it"
+                f"the checkpoint has {len(found)} arrays, this state {len(numbers)}, or some have other shapes"
             )
         for number, value in zip(numbers, found, strict=True):
             leaves[number] = _like(leaves[number], value)

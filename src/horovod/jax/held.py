@@ -13,13 +13,10 @@ __all__ = ["Held", "hold", "release"]
 
 
 class Held:
-    """The value of an array that may be donated to a program.
+    """The value of an array that may be donated to a program; other objects are kept unchanged.
 
     On the CPU a numpy view is enough: XLA does not overwrite referenced memory, so no copy is made. On other devices it
     is a copy on the device.
-
-    Args:
-        leaf: a JAX array; other objects are kept unchanged.
     """
 
     __slots__ = ("_leaf", "_other")

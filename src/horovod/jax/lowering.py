@@ -27,23 +27,18 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from horovod.bindings.failures import remember
-from horovod.core.requests import Kind
+from horovod.core.requests import ITEMSIZE, Kind
 from horovod.errors import RequestError
 from horovod.jax import unsafe
 from horovod.jax.calls import CollectiveCall, run_in_program, split_watched
 from horovod.jax.failures import let_go
-from horovod.jax.gpus import warn_once
 from horovod.jax.primitives import collective_p
+from horovod.transports.kernels_numpy import numpy_dtype
 
 __all__ = ["InProgram", "register"]
 
 _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
-#: Possible dtypes of results of loops and branches.
-_DTYPES = (
-    bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, jnp.bfloat16,
-    np.float32, np.float64, np.complex64, np.complex128,
-)  # fmt: skip
 #: Lower equal calls separately: they are different collectives. Older versions of JAX always do so.
 _EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
 
@@ -57,31 +52,19 @@ class InProgram:
         number: number of this call among those with the same key in the program, from 1.
         operands: number of operands.
         block: block of the program that contains the call.
-
-    Attributes:
-        call: the argument.
-        base: the argument.
-        operands: the argument.
-        block: the argument; None after the first run.
-        token: token for the next call in the block; None after the first run.
     """
 
     def __init__(self, call: CollectiveCall, base: str, number: int, operands: int, block: Any) -> None:
         self.base = base
-        self.block = block
-        self.token: Any = None
+        self.block = block  # None after the first run
+        self.token: Any = None  # token for the next call in the block; None after the first run
         self.call = call
         self.operands = operands
         self._name = base if number == 1 else f"{base}#{number}"
         self._as_user = call.site.stand_in()
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Run the call.
-
-        Args:
-            inputs: inputs of the call, possibly followed by a token and other ordering values.
-            outputs: outputs of the call, followed by a token.
-        """
+        """Run the call. A token and other ordering values may follow the inputs; a token follows the outputs."""
         threading.current_thread()  # register this XLA thread with Python, so that reports can show that it waits
         # Drop MLIR objects: they keep the whole text of the program alive.
         self.block = self.token = None
@@ -139,8 +122,8 @@ def _dtype_of(value: Any) -> Any:
 
 @functools.cache
 def _dtypes() -> dict[str, Any]:
-    """Return the dtypes by their MLIR names."""
-    return {str(mlir.dtype_to_ir_type(np.dtype(dtype))): np.dtype(dtype) for dtype in _DTYPES}
+    """Return the possible dtypes of results of loops and branches by their MLIR names."""
+    return {str(mlir.dtype_to_ir_type(dtype)): dtype for dtype in map(numpy_dtype, ITEMSIZE)}
 
 
 def _key(call: CollectiveCall, module: Any) -> str:
@@ -178,7 +161,6 @@ def _directly(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[An
 def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
     from jax.experimental import io_callback
 
-    warn_once()
     shapes = ctx.avals_out
 
     def called(*inputs: Any) -> list[Any]:
@@ -208,11 +190,7 @@ def _flat(results: Sequence[Any]) -> list[Any]:
 
 
 def register(on_cpu: Way | None = None) -> None:
-    """Register the lowering of collectives with JAX.
-
-    Args:
-        on_cpu: the way to use on the CPU; None for the best available one.
-    """
+    """Register the lowering of collectives with JAX; None stands for the best available way on the CPU."""
     way = on_cpu or (_directly if unsafe.can_call_directly() else _through_arrays)
     mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", **_EACH_BY_ITSELF)
     mlir.register_lowering(collective_p, functools.partial(_lower, _through_arrays), **_EACH_BY_ITSELF)

@@ -61,19 +61,12 @@ _NAME = "key of the match; ``None`` matches eager calls in their order, and call
 
 
 class TreeCall(NamedTuple):
-    """A collective on a pytree.
-
-    Attributes:
-        call: the description of the collective.
-        leaves: the pytree.
-        compression: compressor of the sent arrays.
-        splits: the user's splits of an alltoall.
-    """
+    """A collective on a pytree."""
 
     call: CollectiveCall
-    leaves: Leaves
-    compression: type[Compressor] = Compression.none
-    splits: Any = None
+    leaves: Leaves  # the pytree
+    compression: type[Compressor] = Compression.none  # compressor of the sent arrays
+    splits: Any = None  # the user's splits of an alltoall
 
 
 _numbers = itertools.count(1)
@@ -102,9 +95,10 @@ def _allreduce(
     Blocks until all ranks called; inside a program, during its execution. An error there reaches the caller as a
     ``JaxRuntimeError``, see ``typed_errors``.
     """
-    how = resolve_op(op, None)
-    call = make_call(Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor)
-    return TreeCall(call, Leaves(tensor, verb="allreduce"), compression)
+    how, leaves = resolve_op(op, None), Leaves(tensor, verb="allreduce")
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor}
+    call = make_call(Kind.ALLREDUCE, name, process_set, op=how, parts=leaves.parts, **factors)
+    return TreeCall(call, leaves, compression)
 
 
 @explained_like(
@@ -119,7 +113,8 @@ def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = g
     Returns:
         A new array, or pytree of arrays.
     """
-    return TreeCall(make_call(Kind.ALLGATHER, name, process_set), Leaves(tensor, verb="allgather"))
+    leaves = Leaves(tensor, verb="allgather")
+    return TreeCall(make_call(Kind.ALLGATHER, name, process_set, parts=leaves.parts), leaves)
 
 
 @explained_like(comm.broadcast, tensor=_TENSOR, name=f"{_NAME} The arrays of a pytree are numbered.")
@@ -131,12 +126,13 @@ def _broadcast(
     Returns:
         A new array, or pytree; leaves that are no numbers stay local.
     """
-    return TreeCall(make_call(Kind.BROADCAST, name, process_set, root=root_rank), Leaves(tensor))
+    leaves = Leaves(tensor)
+    return TreeCall(make_call(Kind.BROADCAST, name, process_set, root=root_rank, parts=leaves.parts), leaves)
 
 
 @explained_like(
     comm.alltoall,
-    tensor="rows, or a pytree of arrays of rows; the dimensions behind the first agree on all ranks.",
+    tensor="rows, or a pytree of arrays of rows; the dimensions after the first agree on all ranks.",
     splits="how many rows go to each rank; ``None`` means the same number to all. Not inside a program, whose "
     "shapes are fixed.",
     name=_NAME,
@@ -149,7 +145,8 @@ def _alltoall(
     Returns:
         The received rows in rank order; with ``splits`` also the number of rows from each rank.
     """
-    return TreeCall(make_call(Kind.ALLTOALL, name, process_set), Leaves(tensor, verb="alltoall"), splits=splits)
+    leaves = Leaves(tensor, verb="alltoall")
+    return TreeCall(make_call(Kind.ALLTOALL, name, process_set, parts=leaves.parts), leaves, splits=splits)
 
 
 @explained_like(comm.reducescatter, name=_NAME)
@@ -166,11 +163,10 @@ def _reducescatter(
     Returns:
         A new array, or pytree of arrays.
     """
-    how = refuse_adasum(resolve_op(op, None))
+    how, leaves = refuse_adasum(resolve_op(op, None)), Leaves(tensor, verb="reducescatter")
     factors = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return TreeCall(
-        make_call(Kind.REDUCESCATTER, name, process_set, op=how, **factors), Leaves(tensor, verb="reducescatter")
-    )
+    call = make_call(Kind.REDUCESCATTER, name, process_set, op=how, parts=leaves.parts, **factors)
+    return TreeCall(call, leaves)
 
 
 def _blocking(describe: Callable[P, TreeCall]) -> Callable[P, Any]:

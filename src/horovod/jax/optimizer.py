@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from horovod.bindings.compression import Compression, Compressor, compress, decompress
+from horovod.bindings.gradients.parameters import check_passes, predivided
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Average, resolve_op
@@ -60,7 +61,7 @@ def allreduce_gradients(
     watched = Leaves(params)
     call = make_call(
         Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor,
-        watched=tuple(name or "params" for name in watched.names()) if wires else (),
+        parts=leaves.parts, watched=tuple(name or "params" for name in watched.names()) if wires else (),
     )  # fmt: skip
     reduced = carry_out(call, [*wires, *watched.arrays] if wires else [])
     return leaves.rebuild(decompress(compression, reduced, contexts))
@@ -118,10 +119,8 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     import optax
 
     how = resolve_op(op, None)
-    if backward_passes_per_step < 1:
-        raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {backward_passes_per_step}")
-    if gradient_predivide_factor != 1.0 and how is not ReduceOp.AVERAGE:
-        raise wrong_argument("gradient_predivide_factor is for op=Average. Received: op=" + how.name.capitalize())
+    check_passes(backward_passes_per_step)
+    prescale, postscale = predivided(how, gradient_predivide_factor)
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         told = f"{optimizer.__name__}, not called" if hasattr(optimizer, "__name__") else type(optimizer).__name__
         raise wrong_argument(f"optimizer must be a transformation of optax, such as optax.sgd(0.1). Received: {told}")
@@ -130,10 +129,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     def combine(tree: Any, what: str, params: Any) -> Any:
         if process_set.included() is False:
             return tree
-        return allreduce_gradients(
-            tree, how, compression, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set,
-            f"{name}.{what}", params,
-        )  # fmt: skip
+        return allreduce_gradients(tree, how, compression, prescale, postscale, process_set, f"{name}.{what}", params)
 
     def step(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         if how is ReduceOp.ADASUM:
@@ -152,14 +148,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
 
 class _Accumulation:
-    """Accumulates gradients, and steps at every k-th update.
-
-    Args:
-        init: returns the optimizer's initial state.
-        step: function that combines gradients and applies the optimizer.
-        passes: number of updates per step.
-        average: whether the sum is divided by the number of updates.
-    """
+    """Accumulates gradients, and steps at every k-th update. ``step`` combines gradients and applies the optimizer."""
 
     def __init__(self, init: Any, step: Any, passes: int, average: bool) -> None:
         self._init = init

@@ -15,6 +15,7 @@ from horovod.bindings.collectives import Collectives, check_root
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.reductions import check_factors
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, Request, TensorSpec
@@ -39,6 +40,8 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
         )
     if root is not None:
         how["root"] = check_root(root)
+    if "prescale" in how:
+        how["prescale"], how["postscale"] = check_factors(how["prescale"], how["postscale"])
     if not is_tracing():
         return CollectiveCall(kind, name, process_set=process_set, **how)
     rank = context.world().rank
@@ -51,10 +54,7 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
 
 
 def carry_out(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
-    """Run a call now, or make it part of the program that JAX traces.
-
-    Returns:
-        One result for each array.
+    """Run a call now, or make it part of the program that JAX traces; return one result for each array.
 
     Raises:
         RequestError: an argument is invalid, while JAX traces; otherwise the engine checks.
@@ -64,8 +64,8 @@ def carry_out(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
     if not is_tracing():
         return run_eagerly(call, arrays)
     _check(call, split_watched(call, arrays)[0])
-    if call.kind is Kind.ALLGATHER and call.rows is None and not is_compiling():
-        call = replace(call, rows=_rows_of_all(call, arrays))
+    if call.kind in (Kind.ALLGATHER, Kind.REDUCESCATTER) and not is_compiling():
+        call = _among_present(call, arrays)
     return collective(call, arrays)
 
 
@@ -79,18 +79,20 @@ def _check(call: CollectiveCall, arrays: Sequence[Any]) -> None:
             raise wrong_argument(error)
 
 
-def _rows_of_all(call: CollectiveCall, arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Exchange the members' numbers of rows, which the derivative needs."""
-    own = np.array([[array.shape[0] for array in arrays]])
+def _among_present(call: CollectiveCall, arrays: Sequence[Any]) -> CollectiveCall:
+    """Exchange what shapes and derivatives depend on: which members have not joined, and their numbers of rows."""
+    own = np.array([[call.place, *(array.shape[0] for array in arrays)]])
     table = _numbers.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
-    return tuple(tuple(column) for column in table.T.tolist())
+    places, *rows = (tuple(column) for column in table.T.tolist())
+    return replace(
+        call, size=len(places), place=places.index(call.place),
+        rows=tuple(rows) if call.kind is Kind.ALLGATHER else None,
+    )  # fmt: skip
 
 
 def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
-    """Run an alltoall with splits, or make it part of what JAX differentiates.
-
-    Returns:
-        One result for each array, and the number of rows from each member.
+    """Run an alltoall with splits, or make it part of what JAX differentiates. Return one result for each array, and
+    the number of rows from each member.
     """
     if is_compiling():
         raise wrong_argument(

@@ -1,9 +1,6 @@
 """The only JAX primitive behind all collectives: shapes, derivatives, batching and eager execution.
 
-A rank's loss depends on other ranks' inputs. The meaning of "the gradient" is then a convention, that of
-``horovod.torch``: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast
-that of their *average*; reducescatter n times that of the average when it averages, and n times that of the sum when
-it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties share evenly). Tangents, in
+Gradients follow the convention of ``horovod.torch``, see docs/torch.md, "Gradients of the operations". Tangents, in
 forward mode, are what the operation does to them.
 """
 
@@ -33,11 +30,7 @@ collective_p.multiple_results = True
 
 
 def collective(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
-    """Run a call, or make it part of the program that JAX traces.
-
-    Returns:
-        One result for each array.
-    """
+    """Run a call, or make it part of the program that JAX traces; return one result for each array."""
     return list(collective_p.bind(*arrays, call=call)) if arrays else []
 
 
@@ -114,7 +107,8 @@ def _slopes(call: CollectiveCall, inputs: Sequence[Any], outputs: Sequence[Any])
     if call.op in (ReduceOp.MIN, ReduceOp.MAX):
         # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
         winners = [
-            (x * call.prescale * call.postscale == y).astype(x.dtype) for x, y in zip(inputs, outputs, strict=True)
+            (_as_sent(_as_sent(x) * call.prescale) * call.postscale == y).astype(x.dtype)
+            for x, y in zip(inputs, outputs, strict=True)
         ]
         ties = collective(_aside(call, "ties", **total), winners)
         return [won * factor / jnp.maximum(tied, 1) for won, tied in zip(winners, ties, strict=True)]
@@ -127,6 +121,11 @@ def _slopes(call: CollectiveCall, inputs: Sequence[Any], outputs: Sequence[Any])
         jnp.where(found - z == 0, product / own, jnp.zeros_like(product)) * factor
         for found, z, product, own in zip(zeros, zero, whole, nonzero, strict=True)
     ]
+
+
+def _as_sent(x: Any) -> Any:
+    """Keep XLA from computing ``x`` again in a fusion, or from joining two factors; both may round differently."""
+    return lax.optimization_barrier(lax.stop_gradient(x))
 
 
 def _aside(call: CollectiveCall, what: str, **changes: Any) -> CollectiveCall:
@@ -170,7 +169,7 @@ def _back(call: CollectiveCall, grads: list[Any], shapes: list[tuple[int, ...]],
             for grad, received in zip(grads, rows, strict=True)
         ]
     if call.kind is Kind.REDUCESCATTER:
-        factor = call.prescale * call.postscale * (call.size if call.op is ReduceOp.SUM else 1)
+        factor = call.prescale * call.postscale * (call.process_set.size() or 1 if call.op is ReduceOp.SUM else 1)
         scaled = grads if factor == 1.0 else [grad * factor for grad in grads]
         shares = tuple(_shares(call, shape[0]) for shape in shapes)
         return collective(call.gradient(kind=Kind.ALLGATHER, rows=shares), scaled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ __all__ = ["Leaves", "is_key"]
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 _MOVES_ROWS = ("allgather", "alltoall")
+_LONGEST_PARTS = 200
 
 
 def is_key(array: Any) -> bool:
@@ -32,17 +35,13 @@ class Leaves:
         tree: a pytree, or one array.
         verb: name of an operation that does not support all random keys; they raise RequestError.
         split_scalars: whether to separate numbers and 0-dimensional arrays, so that numbers keep their type.
-
-    Attributes:
-        arrays: the arrays, in the order of the tree; Python and numpy numbers become arrays.
-        scalars: the separated scalars, by their index among the leaves.
     """
 
     def __init__(self, tree: Any, *, verb: str = "", split_scalars: bool = False) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree)
         self._restore: list[tuple[int, _Rewrap | None]] = []
-        self.arrays: list[Any] = []
-        self.scalars: dict[int, Any] = {}
+        self.arrays: list[Any] = []  # the arrays, in the order of the tree; Python and numpy numbers become arrays
+        self.scalars: dict[int, Any] = {}  # the separated scalars, by their index among the leaves
         for index, leaf in enumerate(self._leaves):
             if split_scalars and _is_number(leaf):
                 self.scalars[index] = leaf
@@ -63,6 +62,14 @@ class Leaves:
             self.arrays.append(array)
         if verb:
             self._refuse_keys(verb)
+
+    @property
+    def parts(self) -> str:
+        """Paths of the leaves, shortened; empty for a single leaf, and if they cannot be compared."""
+        try:
+            return _parts(self._treedef)
+        except Exception:  # a part of the structure has no hash, or a class refuses to be rebuilt from numbers
+            return ""
 
     @property
     def is_single(self) -> bool:
@@ -100,19 +107,28 @@ class Leaves:
         return self._paths(self.scalars)
 
     def _paths(self, indexes: Iterable[int]) -> list[str]:
-        paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self._treedef, self._leaves))[0]
-        return [jax.tree_util.keystr(paths[index][0]) for index in indexes]
+        paths = _paths(self._treedef, self._leaves)
+        return [paths[index] for index in indexes]
+
+
+def _paths(treedef: Any, leaves: Iterable[Any]) -> list[str]:
+    tree = jax.tree.unflatten(treedef, leaves)
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts(treedef: Any) -> str:
+    text = ", ".join(_paths(treedef, range(treedef.num_leaves)))
+    if len(text) <= _LONGEST_PARTS:
+        return text
+    return f"{text[:_LONGEST_PARTS]}... ({hashlib.blake2b(text.encode(), digest_size=4).hexdigest()})"
 
 
 class _Rewrap:
-    """Converts integers back to random keys.
-
-    Attributes:
-        is_single: whether ``keys`` was one key without dimensions.
-    """
+    """Converts integers back to random keys."""
 
     def __init__(self, keys: Any) -> None:
-        self.is_single = not keys.ndim
+        self.is_single = not keys.ndim  # whether `keys` was one key without dimensions
         self._impl = jax.random.key_impl(keys)
 
     def __call__(self, data: Any) -> Any:

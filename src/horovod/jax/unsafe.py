@@ -37,13 +37,9 @@ def can_call_directly() -> bool:
 def call_directly(
     ctx: Any, function: Callable[..., tuple[()]], operands: Sequence[Any], aliases: Mapping[int, int]
 ) -> Sequence[Any]:
-    """Make XLA call a function with the buffers of operands and results, without an ordered JAX effect.
+    """Make XLA call a function with its context, operands and results, without an ordered JAX effect.
 
-    Args:
-        ctx: JAX's context of the lowering.
-        function: takes a context, the operands and the results.
-        operands: MLIR values.
-        aliases: operands that may share their memory with a result, by index.
+    ``aliases`` are operands that may share their memory with a result, by index.
     """
     module = ctx.module_context
     module.add_host_callback(function)
@@ -67,14 +63,10 @@ def is_borrowed(value: Any) -> bool:
 
 
 def results_before(block: Any, since: Any, module: Any) -> list[Any]:
-    """Return the results of the loops, branches and function calls of a block that contain collectives.
+    """Return the results of the loops, branches and calls in a block that contain collectives, after ``since`` if
+    given.
 
     An operation that takes these values runs after those collectives, so XLA cannot reorder them.
-
-    Args:
-        block: block of the program under construction.
-        since: the operation after which to search; None for the whole block.
-        module: the program.
     """
     holding = _functions_with(module)
     found: list[Any] = []
