@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from horovod.bindings.hosted import call_hosted, leave_job, refuse_second_run
+from horovod.bindings.misuse import is_integer
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
@@ -52,9 +53,10 @@ def run(
     workers = sorted(client.nthreads(), key=lambda address: (_host(address), address))
     if not all(map(_host, workers)):
         raise LaunchError("ranks need processes of their own: start the cluster with processes=True")
-    if not 0 < (size := len(workers) if num_proc is None else num_proc) <= len(workers):
+    size = len(workers) if num_proc is None else num_proc
+    if not (is_integer(size) and 0 < size <= len(workers)):
         raise LaunchError(
-            f"num_proc={num_proc}, and the Dask cluster has {len(workers)} workers: one rank runs on each"
+            f"num_proc={num_proc!r}, and the Dask cluster has {len(workers)} workers: one rank runs on each"
         )
     workers = in_rank_order(workers[:size], _host)
     job = WorkerJob([_host(worker) for worker in workers])

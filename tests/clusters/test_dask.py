@@ -24,7 +24,7 @@ def client() -> Iterator[Any]:
         yield client
 
 
-def _train(scale: float, dies: int = -1, fails: int = -1) -> tuple[Any, ...]:
+def _train(scale: float, dies: int = -1, fails: int = -1, returns: int = -1) -> tuple[Any, ...]:
     import numpy as np
 
     import horovod.numpy as hvd
@@ -34,6 +34,8 @@ def _train(scale: float, dies: int = -1, fails: int = -1) -> tuple[Any, ...]:
         os.kill(os.getpid(), signal.SIGKILL)
     if hvd.rank() == fails:
         raise ValueError(f"rank {fails} has no data")
+    if hvd.rank() == returns:
+        return ()
     total: Any = hvd.allreduce(np.full(3, scale * (hvd.rank() + 1)), op=hvd.Sum)
     return hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), os.getpid()
 
@@ -84,5 +86,8 @@ def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(clien
         run(_train, (1.0,), {"fails": 1}, client=client)
     with pytest.raises(Exception, match="rank 2"):
         run(_train, (1.0,), {"dies": 2}, client=client)
-    with pytest.raises(LaunchError, match="num_proc=9, and the Dask cluster has"):
-        run(_train, (1.0,), client=client, num_proc=9)
+    with pytest.raises(Exception, match=r"rank 1 .* has left the job: its function has returned, while rank \d waited"):
+        run(_train, (1.0,), {"returns": 1}, client=client)
+    for wrong in (9, 0, "2"):
+        with pytest.raises(LaunchError, match=f"num_proc={wrong!r}, and the Dask cluster has"):
+            run(_train, (1.0,), client=client, num_proc=wrong)

@@ -1,15 +1,18 @@
 """Manifests of docs/clusters: core kinds against Kubernetes' schemas, operators' kinds against what there is of theirs.
 
-TrainJob and JobSet are read by the models that Kubeflow makes from their schemas, kubeflow-trainer-api. No package has
-the schema of MPIJob v2beta1, and that of PyTorchJob asks for a client of Kubernetes: their fields are compared with
-lists (PyTorchJob's is that of kubeflow-training 1.9.4), so that types are not checked. Pod templates are core kinds.
+TrainJob, JobSet and PyTorchJob are read by the models that Kubeflow makes from their schemas, kubeflow-trainer-api and
+kubeflow-training. No package has the schema of MPIJob v2beta1: its fields are compared with a list, so that types are
+not checked. Pod templates are core kinds.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,30 +27,24 @@ DOCUMENTS = [
     (path.name, document) for path in sorted(FOLDER.glob("*.yaml")) for document in yaml.safe_load_all(path.read_text())
 ]
 CORE = ("v1", "batch/v1")
-#: kind -> group and version, and the fields that may stand under each path of its spec.
-OPERATORS: dict[str, tuple[str, dict[str, set[str]]]] = {
-    "PyTorchJob": (
-        "kubeflow.org/v1",
-        {
-            "": {"runPolicy", "elasticPolicy", "pytorchReplicaSpecs", "nprocPerNode"},
-            "pytorchReplicaSpecs": {"Master", "Worker"},
-        },
-    ),
-    "MPIJob": (
-        "kubeflow.org/v2beta1",
-        {
-            "": {
-                "slotsPerWorker", "runLauncherAsWorker", "sshAuthMountPath", "launcherCreationPolicy",
-                "mpiImplementation", "mpiReplicaSpecs", "runPolicy",
-            },
-            "runPolicy": {
-                "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend",
-                "managedBy", "schedulingPolicy",
-            },
-            "mpiReplicaSpecs": {"Launcher", "Worker"},
-        },
-    ),
+#: The fields that may stand under each path of the spec of an MPIJob.
+MPI_JOB = {
+    "": {
+        "slotsPerWorker", "runLauncherAsWorker", "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation",
+        "mpiReplicaSpecs", "runPolicy",
+    },
+    "runPolicy": {
+        "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend", "managedBy",
+        "schedulingPolicy",
+    },
+    "mpiReplicaSpecs": {"Launcher", "Worker"},
 }  # fmt: skip
+
+
+def the(kind: str) -> dict[str, Any]:
+    """The only manifest of ``kind``."""
+    (document,) = [document for _, document in DOCUMENTS if document["kind"] == kind]
+    return document
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -75,7 +72,7 @@ def test_core_kinds_fit_their_schemas(name: str, document: dict[str, Any]) -> No
 def test_kinds_of_the_trainer_fit_its_models(kind: str) -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
     model = {"TrainJob": models.TrainerV1alpha1TrainJob, "JobSet": models.JobsetV1alpha2JobSet}[kind]
-    (document,) = [document for _, document in DOCUMENTS if document["kind"] == kind]
+    document = the(kind)
     assert model.from_dict(document).to_dict() == document, "a field that it does not know is dropped"
     unknown = {**document, "spec": {**document["spec"], "replicas": 3}}
     assert model.from_dict(unknown).to_dict() == document
@@ -85,18 +82,41 @@ def test_kinds_of_the_trainer_fit_its_models(kind: str) -> None:
         validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": job["template"]["spec"]})
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_kinds_of_operators_have_only_known_fields_and_valid_pods(kind: str) -> None:
-    (document,) = [document for _, document in DOCUMENTS if document["kind"] == kind]
-    version, fields = OPERATORS[kind]
-    assert document["apiVersion"] == version
-    for path, known in fields.items():
-        here = document["spec"][path] if path else document["spec"]
-        assert set(here) <= known, f"{path}: {set(here) - known}"
+def validate_pods(document: dict[str, Any]) -> None:
     pods = pods_of(document)
     for pod in pods:
         validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod})
     assert pods
+
+
+def test_a_pytorch_job_fits_its_model() -> None:
+    models = pytest.importorskip("kubeflow.training.models")
+    client = pytest.importorskip("kubernetes.client")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in dir(models):  # the client looks for classes among its own
+            patch.setattr(client.models, name, getattr(models, name), raising=False)
+        api = client.ApiClient()
+
+        def read(document: dict[str, Any]) -> Any:
+            answer = SimpleNamespace(data=json.dumps(document))
+            return api.sanitize_for_serialization(api.deserialize(answer, "KubeflowOrgV1PyTorchJob"))
+
+        document = deepcopy(the("PyTorchJob"))
+        validate_pods(document)
+        assert {pod["containers"][0]["name"] for pod in pods_of(document)} == {"pytorch"}
+        assert read(document) == document, "a field that it does not know is dropped"
+        del document["spec"]["pytorchReplicaSpecs"]
+        with pytest.raises(ValueError, match="pytorch_replica_specs"):
+            read(document)
+
+
+def test_an_mpi_job_has_only_known_fields_and_valid_pods() -> None:
+    document = the("MPIJob")
+    assert document["apiVersion"] == "kubeflow.org/v2beta1"
+    for path, known in MPI_JOB.items():
+        here = document["spec"][path] if path else document["spec"]
+        assert set(here) <= known, f"{path}: {set(here) - known}"
+    validate_pods(document)
 
 
 def test_the_indexed_job_says_three_things_that_belong_together() -> None:

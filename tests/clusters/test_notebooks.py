@@ -25,6 +25,25 @@ START = "import horovod\nsession = horovod.interactive(np=2)"
 IMPORTS = "%%hvd\nimport os, sys, time\nimport numpy as np\nimport horovod.numpy as hvd\nhvd.init()"
 
 
+IN_A_THREAD = """\
+import os, threading, time
+failures = []
+def elsewhere():
+    try:
+        session.execute("open(PATH, 'w'); time.sleep(1000)")
+    except Exception as error:
+        failures.append(repr(error))
+thread = threading.Thread(target=elsewhere)
+thread.start()
+while not os.path.exists(PATH):
+    time.sleep(0.02)
+session.close()
+thread.join()
+os.remove(PATH)
+failures
+"""
+
+
 class Kernel:
     """A notebook that grows cell by cell, in a kernel of its own.
 
@@ -134,11 +153,16 @@ async def _ordinary(kernel: Kernel) -> None:
     assert "locked" in result(lock)  # shown, although it cannot be sent
 
     # Functions and values of the kernel travel.
-    await kernel.run("def scaled(x):\n    return factor * x\nfactor = 10\nsession.push(scaled=scaled, data=[1, 2])")
-    assert await kernel.value("%%hvd\n[scaled(x) for x in data]") == [10, 20]
+    await kernel.run(
+        "def scaled(x):\n    return factor * x\nfactor = 10\nsession.push(scaled=scaled, variables=[1, 2])"
+    )
+    assert await kernel.value("%%hvd\n[scaled(x) for x in variables]") == [10, 20]
     assert "cannot send lock" in errors(await kernel.run("import threading\nsession.push(lock=threading.Lock())"))
     assert "rank 0" in errors(await kernel.run("session.pull('threading.Lock()')"))
-    assert "SyntaxError" in errors(await kernel.run("%%hvd\nfor x in"))
+    told = errors(await kernel.run("%%hvd\nfor x in"))
+    assert "SyntaxError" in told and "ast.py" not in told
+    told = errors(await kernel.run("%%hvd\nraise OSError('no ' + os.fsdecode(b'caf\\xe9'))"))
+    assert "ranks 0, 1:" in told and r"OSError: no caf\udce9" in told
 
     # One rank fails while the other waits for it: both are named, and they go on together.
     cell = await kernel.run(
@@ -191,7 +215,7 @@ async def _losses(kernel: Kernel) -> None:
     await gone(pids)
     for source in ("%%hvd\n1", 'session.pull("seen")'):
         shown = errors(await kernel.run(source))
-        assert "was killed by SIGKILL" in shown and "hvd.interactive(np=2)" in shown
+        assert "was killed by SIGKILL" in shown and "horovod.interactive(np=2)" in shown
 
     # It dies between cells; and one that hears no interrupt is ended by the second.
     pids = await ranks("session.restart()")
@@ -211,7 +235,17 @@ async def _losses(kernel: Kernel) -> None:
         "%%hvd\nMARK\nwhile True:\n    try:\n        time.sleep(1000)\n    except KeyboardInterrupt:\n        MARK",
         twice,
     )
-    assert "all were ended by a second interrupt" in errors(cell), errors(cell)
+    assert "a second interrupt, or close(), ended all" in errors(cell), errors(cell)
+    await gone(pids)
+
+    # A thread waits for a cell when the session is closed; and new ranks that cannot start leave it closed.
+    pids = await ranks(START)
+    cell = await kernel.run(IN_A_THREAD.replace("PATH", repr(str(kernel.folder / "mark"))))
+    assert "have ended" in result(cell) and "a second interrupt, or close(), ended all" in result(cell)
+    await gone(pids)
+    pids = await ranks("session.restart()")
+    assert "received 0" in errors(await kernel.run("horovod.interactive(np=0)"))
+    assert "the session was closed" in errors(await kernel.run("%%hvd\n1"))
     await gone(pids)
 
     # `horovod.run` in the same kernel, with the stop button.

@@ -65,10 +65,10 @@ def cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def _executor(**kwargs: Any) -> Any:
+def _executor(wait_s: int = 60, **kwargs: Any) -> Any:
     from horovod.ray import RayExecutor
 
-    return RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=60), **kwargs)
+    return RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=wait_s), **kwargs)
 
 
 class _Sum:
@@ -108,8 +108,7 @@ def test_ranks_of_two_nodes_compute_what_one_process_does_and_give_all_back(clus
     executor.start(_Sum, [1.0], {"factor": 2.0}, {"FROM_THE_USER": "yes"})
     found = executor.run(_places, [10], callbacks=[heard.append])
     total = sum(np.arange(3.0) + 10 + rank for rank in range(4)).tolist()
-    places = [(0, 4, 0, 0), (1, 4, 1, 0), (2, 4, 0, 1), (3, 4, 1, 1)]
-    assert [result[:6] for result in found] == [(*place, total, "0,1") for place in places]
+    assert [each[:6] for each in found] == [(rank, 4, rank % 2, rank // 2, total, "0,1") for rank in range(4)]
     assert len({result[6] for result in found} - {os.getpid()}) == 4
     assert sorted(each["rank"] for each in heard) == [0, 1, 2, 3]
     assert executor.execute(lambda each: each.add(1.0)) == [[21.0] * 3] * 4
@@ -194,15 +193,17 @@ def test_workers_run_in_the_placement_group_of_their_caller(cluster: Any) -> Non
 
 
 def test_what_the_cluster_does_not_have_is_said(cluster: Any) -> None:
-    from horovod.ray import RayExecutor
-
-    executor = RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=1), num_workers=9)
     with pytest.raises(TimeoutError, match=r"could not reserve 9 x \{'CPU': 1\}.*within 1 s"):
+        _executor(1, num_workers=9).start()
+    few = r"within 1 s \(HOROVOD_ELASTIC_TIMEOUT\)\nthe Ray nodes have room for 0 of at least 1 workers with .*99"
+    for fewest, cpus, said in (
+        (1, 99, few),
+        (9, 1, r"exit code 0, before the ranks had met\n.* of at least 9 workers"),
+    ):
+        executor = _executor(min_workers=fewest, cpus_per_worker=cpus, elastic_timeout=1)
         executor.start()
-    executor = _executor(min_workers=1, cpus_per_worker=99, elastic_timeout=1)
-    executor.start()
-    with pytest.raises(LaunchError, match=r"within 1 s\nthe Ray nodes have room for 0 of at least 1 workers with .*99"):
-        executor.run(int)
+        with pytest.raises(LaunchError, match=said):
+            executor.run(int)
 
 
 def test_calls_in_the_wrong_order_are_refused(cluster: Any) -> None:
@@ -356,14 +357,13 @@ def test_ray_train_reports_and_begins_again_at_the_last_checkpoint_after_a_loss(
                 own = train.Checkpoint.from_directory(folder) if hvd.rank() == 0 else None
                 train.report({**found, "begin": begin, "size": hvd.size(), "env": os.environ["OWN"]}, checkpoint=own)
 
-    trainer = DataParallelTrainer(
+    result = DataParallelTrainer(
         loop,
         train_loop_config={"dies": 3, "mark": str(tmp_path / "died")},
         backend_config=HorovodConfig(env={"OWN": "yes"}),
         scaling_config=ScalingConfig(num_workers=(2, 3)),
         run_config=RunConfig(storage_path=str(tmp_path), name="run", failure_config=FailureConfig(max_failures=1)),
-    )
-    result = trainer.fit()
+    ).fit()
     # Ray may not have taken the last report of the lost group.
     assert (tmp_path / "died").exists() and result.metrics["begin"] <= 3 and result.metrics["batch"] == _STEPS
     assert (result.metrics["size"], result.metrics["env"]) == (3, "yes")

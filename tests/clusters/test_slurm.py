@@ -57,17 +57,24 @@ def test_srun_of_a_heterogeneous_job(slurm: Slurm, train: str) -> None:
     ]
 
 
+def cyclic(*sizes: int) -> list[str]:
+    """The lines of ranks that are numbered across nodes with ``sizes`` tasks."""
+    places = [(local, node) for local in range(max(sizes)) for node in range(len(sizes)) if local < sizes[node]]
+    total = sum(range(1, len(places) + 1))
+    lines = []
+    for rank, (local, node) in enumerate(places):
+        peers = [other for other, size in enumerate(sizes) if local < size]
+        place = f"{local} of {sizes[node]}, {peers.index(node)} of {len(peers)}"
+        lines.append(f"rank {rank} of {len(places)}, {place}: {[float(total)] * 3}")
+    return lines
+
+
 def test_tasks_that_are_numbered_across_nodes_and_a_second_job_beside_them(slurm: Slurm, train: str) -> None:
     words = ["srun", "-N2", "-n4", "-m", "cyclic", sys.executable, train]
     with slurm.start(*words) as other:
         found = [ranks(slurm.run(*words).stdout), ranks(other.communicate(timeout=300)[0])]
-    expected = [
-        "rank 0 of 4, 0 of 3, 0 of 2: [10.0, 10.0, 10.0]",
-        "rank 1 of 4, 0 of 1, 1 of 2: [10.0, 10.0, 10.0]",
-        "rank 2 of 4, 1 of 3, 0 of 1: [10.0, 10.0, 10.0]",
-        "rank 3 of 4, 2 of 3, 0 of 1: [10.0, 10.0, 10.0]",
-    ]
-    assert found == [expected, expected]
+    # Slurm chooses how many of the four CPUs each node gives.
+    assert [output in (cyclic(3, 1), cyclic(2, 2), cyclic(1, 3)) for output in found] == [True, True], found
 
 
 def test_a_batch_script_runs_several_steps(slurm: Slurm, train: str, tmp_path: Path) -> None:
@@ -182,6 +189,7 @@ def test_copies_of_horovodrun_that_srun_starts_end_at_once(slurm: Slurm) -> None
     ended = slurm.run("srun", "-n2", *HOROVODRUN, "-np", "2", "true", check=False)
     assert ended.returncode == 2
     assert "srun has started 2 copies of horovodrun" in ended.stderr
+    slurm.run("srun", "-n2", *HOROVODRUN, "-np", "1", "-H", "localhost:1", "true")  # two jobs, as the user says
 
 
 def without_ssh(slurm: Slurm) -> str:

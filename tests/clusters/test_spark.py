@@ -170,11 +170,11 @@ def test_strangers_have_no_effect_and_get_no_answer(spark: Any) -> None:
 
     from horovod._version import __version__
     from horovod.rendezvous import curve
-    from horovod.spark.options import job_options
+    from horovod.spark.options import JobOptions
     from horovod.spark.relay import Registration
     from horovod.spark.tasks import RankTasks
 
-    options = job_options("test", None, None, None, 0, None, False)
+    options = JobOptions("test", None, None, None, 0, None, False)
     tasks = RankTasks(options, 2, None, 60, runs_again=False)
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -182,7 +182,7 @@ def test_strangers_have_no_effect_and_get_no_answer(spark: Any) -> None:
         stranger = curve.client_socket(context, b"another secret" * 3)
         stranger.immediate = False
         stranger.connect(where)
-        task = Registration(__version__, 0, 0, "machine", "stranger", "python", 1, "")
+        task = Registration(__version__, 0, "machine", "stranger", "python", 1, "")
         stranger.send(msgspec.msgpack.encode(task))
         with socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))) as plain:
             plain.sendall(b"\x80\x04hello" * 1000)
@@ -194,7 +194,7 @@ def test_strangers_have_no_effect_and_get_no_answer(spark: Any) -> None:
             each.close()
     finally:
         tasks.close(is_well=True)
-        curve.terminate(context)
+        context.destroy()
 
 
 ROWS, STEP = 24, 0.001

@@ -91,11 +91,7 @@ class Environment(ClusterEnvironment):
 
 
 class Ranks:
-    """Methods of a strategy, built on Horovod's collectives; a mixin before Lightning's own classes.
-
-    Attributes:
-        distributed: the optimizers whose gradients are combined.
-    """
+    """Methods of a strategy, built on Horovod's collectives; a mixin before Lightning's own classes."""
 
     is_distributed = True
     parallel_devices: Any
@@ -103,7 +99,7 @@ class Ranks:
     _num_nodes = 1
 
     def _begin(self) -> None:
-        self.distributed: list[Any] = []
+        self.distributed: list[Any] = []  # the optimizers whose gradients are combined
         self._is_blocked = False
 
     def setup_environment(self) -> None:

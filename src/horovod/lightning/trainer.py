@@ -54,7 +54,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
     def setup(self, trainer: Any) -> None:
         """Broadcast the model of rank 0, and make the optimizers distributed."""
         if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
-            self.model = _with_synchronized_norms(self.model)
+            self.model = hvd.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.distributed = []
         super().setup(trainer)
         if self.model is not None:
@@ -123,17 +123,3 @@ def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     counts = hvd.allgather(torch.tensor([len(rows)]), name="lightning.rows").tolist()
     parts = torch.split(hvd.allgather(rows, name="lightning.metric"), counts)
     return [part if tensor.dim() else part[0] for part in parts]
-
-
-def _with_synchronized_norms(module: torch.nn.Module) -> torch.nn.Module:
-    """Replace batch norms by synchronized ones with the same parameters and statistics."""
-    for name, child in module.named_children():
-        setattr(module, name, _with_synchronized_norms(child))
-    if not isinstance(module, torch.nn.modules.batchnorm._BatchNorm) or isinstance(module, hvd.SyncBatchNorm):
-        return module
-    made: torch.nn.Module = hvd.SyncBatchNorm(
-        module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-    )
-    made.load_state_dict(module.state_dict())
-    weight = next(module.parameters(), None)
-    return (made if weight is None else made.to(weight.device, weight.dtype)).train(module.training)

@@ -20,8 +20,8 @@ from horovod.bindings import process_sets
 from horovod.errors import PeerLostError
 from horovod.notebook import messages
 from horovod.notebook.messages import Done, Hello, LeaveRanks, Meet, Push, RunCell, Stop
+from horovod.phrases import printable
 from horovod.rendezvous.client import connect_first
-from horovod.rendezvous.curve import terminate
 from horovod.rendezvous.keys import purpose_key
 from horovod.rendezvous.waiting import Patience
 from horovod.tracebacks import shorten
@@ -135,7 +135,7 @@ def _packed(value: Any, most_bytes: int) -> tuple[bytes, str]:
         data = bytes(cloudpickle.dumps(value))
     except Exception:  # any error of the object's own code
         data = b""
-    return data if len(data) <= most_bytes else b"", text
+    return data if len(data) <= most_bytes else b"", printable(text)
 
 
 def _described(error: BaseException) -> tuple[str, str]:
@@ -145,7 +145,7 @@ def _described(error: BaseException) -> tuple[str, str]:
         trace = trace.tb_next
     shorten(error.with_traceback(trace))
     summary = traceback.format_exception_only(error)[-1].strip()
-    return summary, "".join(traceback.format_exception(error)).rstrip()
+    return printable(summary), printable("".join(traceback.format_exception(error)).rstrip())
 
 
 def main() -> int:
@@ -159,7 +159,7 @@ def main() -> int:
         socket, _ = connect_first(connections, key, lambda: endpoints, patience, nobody, messages.MOST_BYTES)
         CellRunner(socket, world.rank).serve()
     finally:
-        terminate(connections)
+        connections.destroy()
     return 0
 
 

@@ -51,8 +51,8 @@ def interactive(
     """
     if hosts and hostfile:
         raise ValueError("give hosts or hostfile, not both")
-    while _current:
-        _current.pop().close()
+    for earlier in _current:
+        earlier.close()
     interfaces = interface_names(network_interfaces, "network_interfaces")
     python = executable or sys.executable
     access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
@@ -61,7 +61,7 @@ def interactive(
         session = Session(np, lambda: choose_hosts(hosts or "", hostfile or "", np), python, access, settings)
     except (LaunchError, ValueError) as error:
         raise error.with_traceback(None)  # noqa: B904
-    _current.append(session)
+    _current[:] = [session]
     if "IPython" in sys.modules:
         _offer_magic()
     return session

@@ -44,21 +44,13 @@ END_MARK = re.compile(rb"(^\[\d+\] )?\0hvd (\d+) (\d+) (\d)\0\n", re.MULTILINE)
 
 
 class RunCell(msgspec.Struct, tag="run", array_like=True, frozen=True):
-    """Runs code in the ranks' namespace.
+    """Runs code in the ranks' namespace."""
 
-    Attributes:
-        number: number of the message.
-        source: the code.
-        name: name of the code in tracebacks.
-        wants_all: whether to return every rank's value, instead of only rank 0's.
-        most_bytes: maximum size of a pickled value; a larger value is sent only as text.
-    """
-
-    number: int
-    source: str
-    name: str
-    wants_all: bool
-    most_bytes: int
+    number: int  # number of the message
+    source: str  # the code
+    name: str  # name of the code in tracebacks
+    wants_all: bool  # whether to return every rank's value, instead of only rank 0's
+    most_bytes: int  # maximum size of a pickled value; a larger value is sent only as text
 
 
 class Push(msgspec.Struct, tag="push", array_like=True, frozen=True):
@@ -89,27 +81,16 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
-    """Reply after the execution of a message.
+    """Reply after the execution of a message."""
 
-    Attributes:
-        number: number of the message.
-        value: pickled value of the last expression; empty if there is none, or it cannot be sent.
-        text: ``repr`` of the value.
-        error: type and message of an exception in one line; empty on success.
-        traceback: traceback of that exception.
-        is_loss: whether the exception reports the loss of another rank.
-        submitted: number of operations that this rank has submitted; -1 without ``hvd.init()``.
-        is_broken: whether collectives are not done, or cannot be called any more.
-    """
-
-    number: int
-    value: bytes = b""
-    text: str = ""
-    error: str = ""
-    traceback: str = ""
-    is_loss: bool = False
-    submitted: int = -1
-    is_broken: bool = False
+    number: int  # number of the message
+    value: bytes = b""  # pickled value of the last expression; empty if there is none, or it cannot be sent
+    text: str = ""  # ``repr`` of the value
+    error: str = ""  # type and message of an exception in one line; empty on success
+    traceback: str = ""  # traceback of that exception
+    is_loss: bool = False  # whether the exception reports the loss of another rank
+    submitted: int = -1  # number of operations that this rank has submitted; -1 without ``hvd.init()``
+    is_broken: bool = False  # whether collectives are not done, or cannot be called any more
 
 
 ToRank = RunCell | Push | Meet | LeaveRanks | Stop

@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from horovod.launch.job import Job
-from horovod.launch.outcome import Exit
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.report import report
+from horovod.launch.report import Exit, report
 from horovod.launch.supervise import FixedJob
 from horovod.notebook.messages import END_MARK
 from horovod.phrases import list_ranks
@@ -26,23 +25,16 @@ _FULL = 1 << 20
 
 
 class GatheredOutput:
-    """Passes output of the ranks from the reading thread to the thread that runs a cell.
-
-    Attributes:
-        news: a descriptor that is readable when output has arrived.
-        sinks: for standard output and error of the ranks.
-        ended: number, rank and stream of each message whose output has ended.
-        on_room: called when there is room for output of waiting ranks.
-    """
+    """Passes output of the ranks from the reading thread to the thread that runs a cell."""
 
     def __init__(self) -> None:
-        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when output has arrived
         self.sinks = _GatheringSink(self, 0), _GatheringSink(self, 1)
-        self.ended: set[tuple[int, int, int]] = set()
+        self.ended: set[tuple[int, int, int]] = set()  # number, rank and stream of messages whose output has ended
         self._pieces: collections.deque[tuple[int, bytes]] = collections.deque()
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self.sinks]
         self.nbytes = 0
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] = lambda: None  # called when there is room for output of waiting ranks
 
     def put(self, stream: int, data: bytes) -> None:
         """Store output of stream 0 or 1; called by the reading thread."""
@@ -152,8 +144,8 @@ class SupervisedRanks(FixedJob):
         exits = self.outcome.exits
         lines = [self._error] if self._error else report(self.plan, self.outcome)
         well = [e.rank for e in exits if e.status == 0]
-        by_itself = f"{list_ranks(well)} ended with exit code 0" if well else "all were ended by a second interrupt"
-        return "\n".join(lines or [by_itself])
+        ended = f"{list_ranks(well)} ended with exit code 0" if well else "a second interrupt, or close(), ended all"
+        return "\n".join(lines or [ended])
 
     def run(self) -> None:
         super().run()

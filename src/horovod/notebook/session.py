@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import msgspec
 import zmq
 
 from horovod.errors import CellError
 from horovod.launch.assemble import assemble, interface_settings
-from horovod.launch.plan import Display
-from horovod.launch.run import new_request
+from horovod.launch.plan import Display, LaunchRequest
 from horovod.launch.signals import handled
 from horovod.launch.ssh import Access
+from horovod.launch.task import pickled
 from horovod.notebook import messages
 from horovod.notebook.messages import Done, Hello, LeaveRanks, Meet, Push, RunCell, Stop
 from horovod.notebook.ranks import GatheredOutput, SupervisedRanks
@@ -92,7 +91,7 @@ class Session:
             settings = {**self._settings, **(interface_settings(access.interfaces) if is_far else {})}
             if os.environ.get("MPLBACKEND", "").startswith("module://"):
                 settings["MPLBACKEND"] = "agg"  # the kernel's own backend draws under its cells
-            request = new_request(chosen.num_proc, self._python, settings, program=messages.PROGRAM)
+            request = LaunchRequest((self._python, "-m", messages.PROGRAM), chosen.num_proc, os.environ)
             key = purpose_key(bytes.fromhex(request.key), messages.CELLS)
             self._socket = curve.server_socket(self._zmq, key, max_bytes=messages.MOST_BYTES)
             where = [f"ipc://@horovod-cells-{secrets.token_hex(16)}"]
@@ -100,7 +99,7 @@ class Session:
             request = replace(request, flags={**settings, messages.CELLS_VARIABLE: ",".join(endpoints)})
             self._assembly = assemble(request, chosen.places, access)
         except BaseException:
-            curve.terminate(self._zmq)
+            self._zmq.destroy()
             self._output.close()
             raise
         display = Display(launcher="hvd", label="[{rank}] ", is_always=True, merges_tracebacks=False)
@@ -140,10 +139,10 @@ class Session:
 
         Blocks until all ranks have run it.
         """
-        ast.parse(source, name)
+        compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # ast.parse would add its frame to errors
         return self._values(self._ask(lambda n: RunCell(n, source, name, False, _MOST_SHOWN)), is_shown=True)[0]
 
-    def push(self, variables: Mapping[str, Any] | None = None, **more: Any) -> None:
+    def push(self, variables: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Set variables on all ranks.
 
         Args:
@@ -156,7 +155,7 @@ class Session:
         """
         names = {**(variables or {}), **more}
         try:
-            data = bytes(cloudpickle.dumps(names))
+            data = pickled(names)
         except Exception as error:  # any error of the objects' own code
             raise ValueError(f"cannot send {', '.join(names)} to other processes: {error}") from error
         if len(data) > messages.MOST_BYTES - (1 << 20):
@@ -175,7 +174,7 @@ class Session:
             CellError: the expression failed on a rank; a value cannot be sent; or the ranks have ended.
             SyntaxError: ``expression`` is no expression.
         """
-        ast.parse(expression.strip(), mode="eval")
+        compile(expression.strip(), "<pull>", "eval", ast.PyCF_ONLY_AST, dont_inherit=True)
         most = messages.MOST_BYTES - (1 << 20)
         return self._values(self._ask(lambda n: RunCell(n, expression.strip(), "<pull>", True, most)))
 
@@ -185,25 +184,31 @@ class Session:
         self._start()
 
     def close(self) -> None:
-        """End the ranks. Blocks until all have ended."""
-        if self._end is None:
-            self._end = "the session was closed"
-            self._ranks.stopping()
-            if self._ranks.is_alive and len(self._peers) == self.size and not self._turn.locked():
-                self._send(Stop())
-                deadline = time.monotonic() + _STOP_S
-                while self._ranks.thread.is_alive() and time.monotonic() < deadline:
-                    self._ranks.thread.join(_LOOK_MS / 1e3)
-                    self._output.show()
-            self._ranks.order(b"T")
-            self._ranks.why()
-            self._output.show()
-            self._release()
+        """End the ranks, also in the middle of another thread's call. Blocks until all have ended."""
+        if self._end is None and self._turn.locked():
+            self._ranks.order(b"T")  # that call uses the connections, so it releases them
+        with self._turn:
+            if self._end is None:
+                self._stop()
+                self._end = "the session was closed"
+                self._release()
+
+    def _stop(self) -> None:
+        self._ranks.stopping()
+        if self._ranks.is_alive and len(self._peers) == self.size:
+            self._send(Stop())
+            deadline = time.monotonic() + _STOP_S
+            while self._ranks.thread.is_alive() and time.monotonic() < deadline:
+                self._ranks.thread.join(_LOOK_MS / 1e3)
+                self._output.show()
+        self._ranks.order(b"T")
+        self._ranks.why()
+        self._output.show()
 
     def _release(self) -> None:
         atexit.unregister(self.close)
         self._assembly.close()
-        curve.terminate(self._zmq)
+        self._zmq.destroy()
         self._output.close()
 
     def _send(self, message: msgspec.Struct, ranks: Any = None) -> None:
@@ -307,9 +312,8 @@ class Session:
         return CellError(self._how_to_go_on(self._end))
 
     def _how_to_go_on(self, end: str) -> str:
-        return (
-            f"{end}\nStart new ranks, whose variables are empty: hvd.interactive(np={self.size}), or session.restart()"
-        )
+        start = f"horovod.interactive(np={self.size}), or session.restart()"
+        return f"{end}\nStart new ranks, whose variables are empty: {start}"
 
     def _values(self, replies: _Reply, is_shown: bool = False) -> list[Any]:
         values: list[Any] = []

@@ -7,6 +7,8 @@ from typing import Any
 
 import ray
 
+from horovod.errors import LaunchError
+
 __all__ = ["in_cluster"]
 
 
@@ -31,12 +33,24 @@ class _Remote:
     """
 
     def __init__(self, kind: type[Any], options: tuple[Any, ...]) -> None:
-        self._actor = ray.remote(kind).options(num_cpus=0).remote(*options)
+        # Two calls at a time: the second one is shutdown(), during another one.
+        self._actor: Any = ray.remote(kind).options(num_cpus=0, max_concurrency=2).remote(*options)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args: ray.get(getattr(self._actor, name).remote(*args))
+        def call(*args: Any) -> Any:
+            if self._actor is None:
+                raise LaunchError("Ctrl-C in a call has ended the workers: call shutdown(), then start()")
+            try:
+                return ray.get(getattr(self._actor, name).remote(*args))
+            except (KeyboardInterrupt, SystemExit):
+                self.shutdown()  # nothing else ends the call
+                raise
+
+        return call
 
     def shutdown(self) -> None:
         """End the workers, then the actor."""
-        ray.get(self._actor.shutdown.remote())
-        ray.kill(self._actor)
+        if self._actor is not None:
+            ray.get(self._actor.shutdown.remote())
+            ray.kill(self._actor)
+            self._actor = None

@@ -18,8 +18,8 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovod.launch.discovery import HostOffer
 from horovod.launch.host_pool import Pool, ReadyHost
+from horovod.launch.hosts import HostSlots
 from horovod.launch.job import Job
 from horovod.launch.plan import LaunchPlan
 from horovod.ray.failures import LOST, how_lost, is_node_lost, traceback_text
@@ -27,7 +27,7 @@ from horovod.ray.nodes import alive_nodes, free_slots, node_name
 from horovod.ray.settings import Resources
 from horovod.ray.strategy import worker_options
 from horovod.ray.worker import BaseHorovodWorker
-from horovod.world import process_status
+from horovod.world import is_stopped
 
 __all__ = ["NodePool"]
 
@@ -44,10 +44,6 @@ class NodePool(Pool):
         fewest: minimum number of workers, for a message.
         timeout_s: seconds that a worker may wait for its resources.
         call: executable, call and queue, as ``BaseHorovodWorker.call_elastic`` takes them.
-
-    Attributes:
-        error: the latest error that a function raised; None without one.
-        problem: the reason why workers cannot be started; empty without one.
     """
 
     plan: LaunchPlan
@@ -55,8 +51,8 @@ class NodePool(Pool):
     def __init__(self, resources: Resources, discovery: Any, fewest: int, timeout_s: float, call: Any) -> None:
         self.resources, self.timeout_s, self.call = resources, timeout_s, call
         self.problems: list[str] = []
-        self.error: BaseException | None = None
-        self.problem = ""
+        self.error: BaseException | None = None  # the latest one that a function raised
+        self.problem = ""  # the reason why workers cannot be started
         self._discovery, self._fewest = discovery, fewest
         self._nodes: dict[str, dict[str, Any]] = {}  # alive, by name
         self._slots: dict[str, int] = {}
@@ -69,7 +65,7 @@ class NodePool(Pool):
         """Slots of the nodes that workers may be started on, by name."""
         return {name: slots for name, slots in self._slots.items() if name in self._jobs}
 
-    def offer(self, hosts: Mapping[str, HostOffer]) -> None:
+    def offer(self, hosts: Mapping[str, HostSlots]) -> None:
         """Do nothing: the discovery lists the nodes."""
 
     def lose(self, name: str, number: int | None) -> None:
@@ -144,6 +140,7 @@ class _NodeJob(Job):
         self._names: dict[int, str] = {}
         self._groups: dict[int, Any] = {}  # by slot
         self._unplaced: dict[int, tuple[int, float]] = {}  # rank and time of start, by slot that Ray has not reserved
+        self._probes: dict[int, Any] = {}  # by process, whether it is stopped
         self._ended: deque[tuple[int, Future[Any]]] = deque()
         self._why_lost, self._is_finishing = "", False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -207,8 +204,11 @@ class _NodeJob(Job):
             ray.kill(self._actors[rank])
 
     def kill_stopped(self, rank: int, pid: int) -> None:
+        if pid in self._probes and not ray.wait([self._probes[pid]], timeout=0)[0]:
+            return  # Ray starts a process for each of them
         there = NodeAffinitySchedulingStrategy(self._node["NodeID"], soft=False)
-        ray.remote(_kill_if_stopped).options(num_cpus=0, scheduling_strategy=there).remote(pid)
+        probe = ray.remote(_kill_if_stopped).options(num_cpus=0, scheduling_strategy=there)
+        self._probes[pid] = probe.remote(pid)
 
     def finish(self) -> None:
         self._is_finishing = True
@@ -289,7 +289,5 @@ def _keys(node: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _kill_if_stopped(pid: int) -> None:
-    from pathlib import Path
-
-    if process_status(Path("/proc"), pid)[0] in "Tt":
+    if is_stopped(pid):
         os.kill(pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from horovod.bindings.misuse import is_integer
 from horovod.config import Config
 from horovod.launch.assemble import interface_names
 from horovod.launch.elastic_options import cool_down_range, seconds
@@ -17,42 +18,26 @@ _DEFAULT_START_TIMEOUT_S: float = Config().start_timeout_s
 
 @dataclass
 class MiniSettings:
-    """Settings of an executor, with Horovod's names.
+    """Settings of an executor, with Horovod's names."""
 
-    Attributes:
-        nics: network interfaces over which ranks communicate; all when None.
-        verbose: accepted and ignored.
-        key: accepted and ignored: each job creates its own.
-        ssh_port: accepted and ignored: Ray starts the processes.
-        ssh_identity_file: accepted and ignored.
-        ssh_str: accepted and ignored.
-        timeout_s: seconds that ``hvd.init()`` of a rank waits for the others; the minimum is HOROVOD_START_TIMEOUT's
-            default, because ranks first import frameworks.
-        placement_group_timeout_s: seconds to wait for the cluster to reserve the workers' resources.
-        elastic: whether the job may change its size.
-        min_num_proc: minimum number of ranks of an elastic job.
-        max_num_proc: maximum number; None for the number of the cluster's slots.
-        reset_limit: maximum number of membership changes; None for no limit.
-        elastic_timeout: seconds that ranks of an elastic job wait for each other after a change.
-        cooldown_range: initial and maximum seconds until a slot with a failed actor is reused.
-        discovery: lists the nodes that an elastic job may use.
-    """
-
-    nics: Iterable[str] | None = None
-    verbose: int | None = None
-    key: str | None = None
-    ssh_port: int | None = None
-    ssh_identity_file: str | None = None
-    ssh_str: str | None = None
+    nics: Iterable[str] | None = None  # network interfaces over which ranks communicate; all when None
+    verbose: int | None = None  # accepted and ignored
+    key: str | None = None  # accepted and ignored: each job creates its own
+    ssh_port: int | None = None  # accepted and ignored: Ray starts the processes
+    ssh_identity_file: str | None = None  # accepted and ignored
+    ssh_str: str | None = None  # accepted and ignored
+    # seconds that ``hvd.init()`` of a rank waits for the others; the minimum is HOROVOD_START_TIMEOUT's default,
+    # because ranks first import frameworks
     timeout_s: float = 30
-    placement_group_timeout_s: float = 100
-    elastic: bool = False
-    min_num_proc: int = 1
-    max_num_proc: int | None = None
-    reset_limit: int | None = None
-    elastic_timeout: float = 600
+    placement_group_timeout_s: float = 100  # seconds to wait for the cluster to reserve the workers' resources
+    elastic: bool = False  # whether the job may change its size
+    min_num_proc: int = 1  # minimum number of ranks of an elastic job
+    max_num_proc: int | None = None  # maximum number; None for the number of the cluster's slots
+    reset_limit: int | None = None  # maximum number of membership changes; None for no limit
+    elastic_timeout: float = 600  # seconds that ranks of an elastic job wait for each other after a change
+    # initial and maximum seconds until a slot with a failed actor is reused
     cooldown_range: tuple[float, float] | None = None
-    discovery: Any = None
+    discovery: Any = None  # lists the nodes that an elastic job may use
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -138,7 +123,7 @@ def check_whole(value: Any, name: str, least: int) -> None:
     Raises:
         ValueError: no whole number, or too small.
     """
-    if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
+    if not is_integer(value) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; received {value!r}")
 
 

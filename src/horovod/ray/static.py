@@ -128,7 +128,7 @@ class StaticAdapter:
 
     def _check(self) -> None:
         if not self._workers:
-            raise LaunchError("no workers run: call start() first")
+            raise LaunchError("no workers run; Ctrl-C in a call ends them, too: call start() first")
         if self._lost:
             rank = min(self._lost)
             raise lost_rank(self._who[rank], self._lost[rank])
@@ -159,8 +159,12 @@ class StaticAdapter:
                 except Exception as error:
                     errors[i] = error
 
-        while waiting and not errors:
-            take(ray.wait(list(waiting), num_returns=1)[0])
+        try:
+            while waiting and not errors:
+                take(ray.wait(list(waiting), num_returns=1)[0])
+        except (KeyboardInterrupt, SystemExit):
+            self.shutdown()  # nothing else ends a call of an actor
+            raise
         if not errors:
             return [values[i] for i in range(len(refs))]
         if waiting:

@@ -14,17 +14,11 @@ __all__ = ["Placement", "create_placement_group", "place_on_hosts", "place_packe
 
 
 class Placement(NamedTuple):
-    """A placement group for workers.
-
-    Attributes:
-        group: the group.
-        bundles: index of the bundle of each worker; -1 for any bundle.
-        is_ours: whether to remove the group at the end.
-    """
+    """A placement group for workers."""
 
     group: Any
-    bundles: list[int]
-    is_ours: bool
+    bundles: list[int]  # index of the bundle of each worker; -1 for any bundle
+    is_ours: bool  # whether to remove the group at the end
 
     def remove(self) -> None:
         """Release the resources, if this job has reserved them."""

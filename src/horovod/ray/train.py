@@ -16,6 +16,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.constants import is_v2_enabled
 
 from horovod import context
+from horovod.bindings.hosted import RETURNED
 from horovod.launch.assemble import interface_names
 from horovod.launch.workers import WorkerJob, in_rank_order
 from horovod.ray.nodes import node_name
@@ -34,7 +35,7 @@ def _leaving_at_the_end() -> Iterator[None]:
     try:
         yield
     finally:
-        context.shutdown()
+        context.shutdown(RETURNED)
 
 
 @dataclass

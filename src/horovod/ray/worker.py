@@ -133,10 +133,15 @@ class BaseHorovodWorker:
         func, args, kwargs = call
 
         def make_call() -> Any:
-            if executable is None:
-                return func(*args, **kwargs)
-            self.start_executable(*executable)
-            return func(self.executable, *args, **kwargs)
+            try:
+                if executable is None:
+                    return func(*args, **kwargs)
+                self.start_executable(*executable)
+                return func(self.executable, *args, **kwargs)
+            except SystemExit as end:
+                if end.code:
+                    raise
+                return None  # this rank has left the job
 
         ray_logger.configure(queue)
         try:

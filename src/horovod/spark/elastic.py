@@ -16,13 +16,13 @@ from typing import Any, TextIO
 from horovod import config
 from horovod.bindings.docstrings import explained_like
 from horovod.launch.call import elastic_results_of, pack
-from horovod.launch.discovery import HostOffer
 from horovod.launch.elastic_assembly import run_on_pool
 from horovod.launch.elastic_options import ElasticOptions, argument_options, seconds
 from horovod.launch.host_pool import Pool, ReadyHost
+from horovod.launch.hosts import HostSlots
 from horovod.launch.plan import LaunchPlan
 from horovod.spark.application import Application
-from horovod.spark.options import JobOptions, job_options
+from horovod.spark.options import JobOptions
 from horovod.spark.relay import TaskConnection
 from horovod.spark.runner import run
 from horovod.spark.tasks import MachineNames, RankTasks, rank_count
@@ -79,7 +79,7 @@ def run_elastic(
     """
     call = pack(fn, tuple(args), dict(kwargs or {}))
     name = "horovod.spark.run_elastic"
-    options = job_options(name, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp)
+    options = JobOptions(name, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp)
     seconds(elastic_timeout, "elastic_timeout")
     limits = min_num_proc if min_np is None else min_np, max_num_proc if max_np is None else max_np
     wanted = rank_count(Application(), num_proc)
@@ -126,7 +126,7 @@ class TaskPool(Pool):
             found[name] = max(found.get(name, 0), number + 1)
         return found
 
-    def offer(self, hosts: Mapping[str, HostOffer]) -> None:
+    def offer(self, hosts: Mapping[str, HostSlots]) -> None:
         """Do nothing: the hosts are those of the tasks."""
 
     def lose(self, name: str, number: int | None) -> None:

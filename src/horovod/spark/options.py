@@ -5,44 +5,57 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TextIO
 
 from horovod.launch import task
 from horovod.launch.assemble import interface_names, interface_settings
 from horovod.launch.call import sink_of
-from horovod.launch.output import OutputSink
 from horovod.launch.plan import SCOPE_VARIABLE, Display, LaunchPlan
 from horovod.spark.relay import Registration
 
-__all__ = ["JobOptions", "job_options"]
+__all__ = ["JobOptions"]
 
 
-@dataclass(frozen=True)
 class JobOptions:
-    """Options of one call.
+    """The user's arguments, checked; ``run`` describes them.
 
-    Attributes:
+    Args:
         name: name of the called function, for messages.
-        sinks: streams for standard output and standard error of the ranks.
-        interfaces: network interfaces present on all hosts.
-        environ: additional environment variables for the ranks.
-        is_verbose: whether to print the started processes.
+        env: additional environment variables for the ranks.
+        stdout: text stream for the output of the ranks.
+        stderr: text stream for the standard error of the ranks.
+        verbose: more than 0 prints the started processes.
+        nics: network interfaces present on all hosts.
         timestamps: whether each line of output begins with date and time.
-        executable: Python interpreter of the ranks; that of their tasks when empty.
+        executable: Python interpreter of the ranks; that of their tasks when None.
+
+    Raises:
+        ValueError: ``env`` does not map names to texts, or ``nics`` are no names.
     """
 
-    name: str
-    sinks: tuple[OutputSink, OutputSink]
-    interfaces: tuple[str, ...] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
-    is_verbose: bool = True
-    timestamps: bool = False
-    executable: str = ""
+    def __init__(
+        self,
+        name: str,
+        env: Mapping[str, str] | None,
+        stdout: TextIO | None,
+        stderr: TextIO | None,
+        verbose: int,
+        nics: str | Sequence[str] | None,
+        timestamps: bool,
+        executable: str | None = None,
+    ) -> None:
+        if env is not None and not (isinstance(env, Mapping) and all(isinstance(text, str) for text in env.values())):
+            raise ValueError(f"env must map names of variables to texts; received {env!r}")
+        self.name = name
+        self.sinks = sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)
+        self.interfaces = interface_names(nics, "nics")
+        self.environ = {**interface_settings(self.interfaces), **(env or {})}
+        self._is_verbose, self._timestamps, self._executable = verbose > 0, timestamps, executable or ""
 
     def say(self, line: str) -> None:
         """Print a line of our own if the user wants them."""
-        if self.is_verbose:
+        if self._is_verbose:
             self.sinks[1].put(f"{self.name}: {line}\n".encode())
 
     def plan(self, environ: Mapping[str, str], first: Registration, ranks: Sequence[Mapping[str, str]]) -> LaunchPlan:
@@ -56,11 +69,11 @@ class JobOptions:
         # Spark divides the cores of a host among its tasks.
         threads = {"OMP_NUM_THREADS": first.threads} if first.threads else {}
         return LaunchPlan(
-            command=(self.executable, "-m", task.__name__),
+            command=(self._executable, "-m", task.__name__),
             hostname=first.nodename,
             environ={"PYTHONUNBUFFERED": "1", **threads, **environ},
             ranks=tuple(ranks),
-            timestamps=self.timestamps,
+            timestamps=self._timestamps,
             counts=(1,) * len(ranks),
             display=Display(launcher=self.name, place="Spark task"),
         )
@@ -73,43 +86,4 @@ class JobOptions:
             place: the task.
         """
         environ = {**plan.environ, SCOPE_VARIABLE: secrets.token_hex(8)}
-        return replace(plan, command=(self.executable or place.python, *plan.command[1:]), environ=environ)
-
-
-def job_options(
-    name: str,
-    env: Mapping[str, str] | None,
-    stdout: TextIO | None,
-    stderr: TextIO | None,
-    verbose: int,
-    nics: str | Sequence[str] | None,
-    timestamps: bool,
-    executable: str | None = None,
-) -> JobOptions:
-    """Convert the user's arguments to options; ``run`` describes them.
-
-    Args:
-        name: of the function, for messages.
-        env: additional environment variables for the ranks.
-        stdout: text stream for the output of the ranks.
-        stderr: text stream for the standard error of the ranks.
-        verbose: more than 0 prints the started processes.
-        nics: network interfaces.
-        timestamps: whether each line of output begins with date and time.
-        executable: Python interpreter of the ranks.
-
-    Raises:
-        ValueError: ``env`` does not map names to texts, or ``nics`` are no names.
-    """
-    if env is not None and not (isinstance(env, Mapping) and all(isinstance(text, str) for text in env.values())):
-        raise ValueError(f"env must map names of variables to texts; received {env!r}")
-    interfaces = interface_names(nics, "nics")
-    return JobOptions(
-        name=name,
-        sinks=(sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)),
-        interfaces=interfaces,
-        environ={**interface_settings(interfaces), **(env or {})},
-        is_verbose=verbose > 0,
-        timestamps=timestamps,
-        executable=executable or "",
-    )
+        return replace(plan, command=(self._executable or place.python, *plan.command[1:]), environ=environ)

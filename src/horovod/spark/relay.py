@@ -34,27 +34,15 @@ _WELCOME = b"welcome"
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Description that a task sends to register.
+    """Description that a task sends to register."""
 
-    Attributes:
-        version: of this package.
-        partition: number of the task; the same for all its attempts.
-        attempt: number of earlier failures.
-        machine: identifier of the machine or container, independent of its host name.
-        nodename: the host's own name.
-        python: path of its Python interpreter.
-        cores: number of cores that it may use.
-        threads: OMP_NUM_THREADS, which Spark sets from the cores of a task; empty if it is not set.
-    """
-
-    version: str
-    partition: int
-    attempt: int
-    machine: str
-    nodename: str
-    python: str
-    cores: int
-    threads: str
+    version: str  # of this package
+    partition: int  # number of the task; the same for all its attempts
+    machine: str  # identifier of the machine or container, independent of its host name
+    nodename: str  # the host's own name
+    python: str  # path of its Python interpreter
+    cores: int  # number of cores that it may use
+    threads: str  # OMP_NUM_THREADS, which Spark sets from the cores of a task; empty if it is not set
 
 
 class _Stream:
@@ -101,7 +89,7 @@ class _Relay:
                 self._thread.join()
             for stream in self._streams.values():
                 stream.own.close()
-            curve.terminate(self._context)
+            self._context.destroy()
             os.close(self._woken)
 
     def _run(self) -> None:
@@ -237,9 +225,6 @@ class TaskListener(_Relay):
         addresses: addresses of this host to listen at.
         objection: returns the reason why a task cannot be used, or empty. Called in another thread.
 
-    Attributes:
-        endpoints: addresses at which it listens.
-
     Raises:
         OSError: none of the addresses can be used.
     """
@@ -297,9 +282,6 @@ class TaskEnd(_Relay):
         task: registration of this task.
         timeout_s: seconds to wait for the driver.
 
-    Attributes:
-        own: the local end of the stream.
-
     Raises:
         InitError: the driver does not answer.
         RuntimeError: the driver refuses this task.
@@ -318,7 +300,7 @@ class TaskEnd(_Relay):
             if (answer := socket.recv()) != _WELCOME:
                 raise RuntimeError(answer.decode())
         except BaseException:
-            curve.terminate(context)
+            context.destroy()
             raise
         super().__init__(context, socket)
         self.own = self._open(b"")

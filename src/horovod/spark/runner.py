@@ -10,9 +10,9 @@ from horovod.config import JOB_ID, SECRET_KEY
 from horovod.launch.call import pack, results_of
 from horovod.launch.job import Job
 from horovod.launch.remote import RemoteJob
-from horovod.launch.supervise import supervise
+from horovod.launch.supervise import FixedJob
 from horovod.launch.workers import WorkerJob, in_rank_order
-from horovod.spark.options import JobOptions, job_options
+from horovod.spark.options import JobOptions
 from horovod.spark.relay import TaskConnection
 from horovod.spark.tasks import MachineNames, RankTasks
 
@@ -73,7 +73,7 @@ def run(
         raise ValueError("use_mpi: the ranks of horovod.spark.run need no MPI; leave it out")
     call = pack(fn, tuple(args), dict(kwargs or {}))
     name, timestamps = "horovod.spark.run", prefix_output_with_timestamp
-    options = job_options(name, env, stdout, stderr, verbose, nics, timestamps, executable)
+    options = JobOptions(name, env, stdout, stderr, verbose, nics, timestamps, executable)
     tasks = RankTasks(options, num_proc, None, start_timeout, runs_again=False)
     is_well = False
     try:
@@ -98,7 +98,7 @@ def _carry_out(options: JobOptions, tasks: Sequence[TaskConnection], call: bytes
             RemoteJob(options.own_plan(part, task.registration), task, call)
             for (_, part), task in zip(plan.parts(), tasks, strict=True)
         ]
-        outcome = supervise(plan, options.sinks, signals=(signal.SIGINT,), jobs=jobs, on_end=workers.ended)
+        outcome = FixedJob(plan, options.sinks, jobs, workers.ended).carry_out((signal.SIGINT,), None)
     finally:
         workers.close()
     return results_of(plan, outcome, jobs)

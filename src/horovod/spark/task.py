@@ -52,7 +52,6 @@ class RankTask:
         task = Registration(
             version=__version__,
             partition=index,
-            attempt=context.attemptNumber(),
             machine=machine_name(),
             nodename=os.uname().nodename,
             python=sys.executable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pyarrow as pa
 
 from horovod.errors import RequestError
 
-__all__ = ["from_pandas", "to_numpy", "to_pandas"]
+__all__ = ["FILL", "from_pandas", "to_numpy", "to_pandas"]
 
+FILL = "Fill or drop them first: df.fillna(), df.dropna()"
+"""Advice about missing values."""
 _SPARSE, _DENSE = 0, 1
 
 
@@ -31,7 +34,7 @@ def to_numpy(column: Any, name: str) -> np.ndarray[Any, Any]:
     if column.null_count:
         raise RequestError(
             f"column {name!r} has missing values in {column.null_count} of {len(column)} rows that were read together. "
-            "Fill or drop them first: df.fillna(), df.dropna()"
+            f"{FILL}"
         )
     kind = column.type
     if pa.types.is_struct(kind) and {field.name for field in kind} >= {"type", "size", "indices", "values"}:
@@ -86,13 +89,18 @@ def from_pandas(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     Raises:
         RequestError: a column has values that are no numbers, or arrays of different shapes.
     """
-    made = {}
-    for name in frame.columns:
-        value = frame[name].to_numpy()
-        if value.dtype == object and len(value):
-            shapes = {np.shape(entry) for entry in value}
-            if len(shapes) != 1:
-                raise RequestError(f"column {name!r} has arrays of different shapes: {sorted(shapes)[:5]}")
-            value = np.stack([np.asarray(entry) for entry in value])
-        made[str(name)] = value
-    return made
+    return {str(name): _stacked(frame[name].to_numpy(), str(name)) for name in frame.columns}
+
+
+def _stacked(column: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    """Return a column of arrays, of arrays of arrays, or of decimals as one array of numbers."""
+    if column.dtype != object or not len(column):
+        return column
+    shapes = {np.shape(entry) for entry in column}
+    if len(shapes) != 1:
+        raise RequestError(f"column {name!r} has arrays of different shapes: {sorted(shapes)[:5]}")
+    whole = np.stack([np.asarray(entry) for entry in column])
+    if whole.dtype == object and whole.ndim > 1:
+        inner = _stacked(whole.ravel(), name)
+        return inner.reshape(*whole.shape, *inner.shape[1:])
+    return whole.astype(np.float64) if all(isinstance(entry, Decimal) for entry in whole.flat) else whole

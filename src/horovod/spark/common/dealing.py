@@ -13,19 +13,12 @@ __all__ = ["RowRange", "deal", "steps_of"]
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows of one row group.
+    """Rows of one row group."""
 
-    Attributes:
-        file: index of the file.
-        group: index of the row group within the file.
-        start: first row within the group.
-        stop: end of the rows within the group.
-    """
-
-    file: int
-    group: int
-    start: int
-    stop: int
+    file: int  # its index
+    group: int  # index within the file
+    start: int  # first row within the group
+    stop: int  # end of the rows within the group
 
 
 def deal(groups: Sequence[Sequence[int]], rank: int, size: int) -> list[RowRange]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import uuid
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -29,10 +30,20 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 
 
+def _is_number(kind: types.DataType) -> bool:
+    return isinstance(kind, types.NumericType | types.BooleanType)
+
+
 def _has_numbers(kind: types.DataType) -> bool:
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
-    return isinstance(kind, types.NumericType | types.BooleanType | VectorUDT)
+    return _is_number(kind) or isinstance(kind, VectorUDT)
+
+
+def _check_kinds(df: Any, columns: list[str], allows: Callable[[types.DataType], bool], allowed: str) -> None:
+    if wrong := [name for name in columns if not allows(df.schema[name].dataType)]:
+        kinds = ", ".join(f"{name} of {df.schema[name].dataType.simpleString()}" for name in wrong)
+        raise RequestError(f"{allowed}. Received: {kinds}")
 
 
 @has_params(ESTIMATOR)
@@ -64,11 +75,10 @@ class HorovodEstimator(Settable, Saved, Estimator):
             raise RequestError(
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
-        needed = [validation] if isinstance(validation, str) else []
-        needed += [] if value("transformation_fn") else columns
-        if wrong := [name for name in needed if not _has_numbers(dataset.schema[name].dataType)]:
-            kinds = ", ".join(f"{name} of {dataset.schema[name].dataType.simpleString()}" for name in wrong)
-            raise RequestError(f"the columns must hold numbers, booleans, arrays of them or vectors. Received: {kinds}")
+        if not value("transformation_fn"):
+            _check_kinds(dataset, columns, _has_numbers, "the columns must hold numbers, booleans, arrays or vectors")
+        if isinstance(validation, str):
+            _check_kinds(dataset, [validation], _is_number, "the column of validation must hold numbers or booleans")
         run_id, seed = self._run_id(), self._seed()
         index = f"{run_id}.fit"
         store, files = value("store"), backend.num_processes() * value("partitions_per_process")
@@ -129,7 +139,10 @@ class HorovodEstimator(Settable, Saved, Estimator):
             raise RequestError(f"loss_weights has {len(weights)} entries for {len(value('label_cols'))} label columns")
 
     def _run_id(self) -> str:
-        return self.getOrDefault("run_id") or f"run-{uuid.uuid4().hex[:12]}"
+        run_id: str = self.getOrDefault("run_id") or f"run-{uuid.uuid4().hex[:12]}"
+        if "/" in run_id or run_id in (".", ".."):
+            raise RequestError(f"run_id names a folder of the store, without '/', '.' or '..'. Received: {run_id!r}")
+        return run_id
 
     def _seed(self) -> int:
         seed = self.getOrDefault("random_seed")

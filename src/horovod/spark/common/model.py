@@ -14,6 +14,7 @@ from pyspark.sql import functions, types
 
 from horovod.errors import RequestError
 from horovod.spark.common.columns import from_pandas
+from horovod.spark.common.nulls import without_nulls
 from horovod.spark.common.params import MODEL, Settable, has_params
 from horovod.spark.common.persistence import Saved
 
@@ -49,10 +50,11 @@ class HorovodModel(Settable, Saved, Model):
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
         kinds = {field.name: field.dataType for field in dataset.schema}
+        whole = [without_nulls(dataset, name) for name in features]
         columns = [
-            vector_to_array(functions.col(f"`{name}`")) if isinstance(kinds[name], VectorUDT)
-            else functions.col(f"`{name}`") for name in features
-        ]  # fmt: skip
+            vector_to_array(column) if isinstance(kinds[name], VectorUDT) else column
+            for name, column in zip(features, whole, strict=True)
+        ]
         objects = {name: self.getOrDefault(name) for name, *_ in self.ROWS if name not in _LEFT_HERE}
         outputs = self._probe(objects, dataset.select(*columns))
         if len(outputs) != len(names):
@@ -62,20 +64,23 @@ class HorovodModel(Settable, Saved, Model):
         function = _Function(self._pack(objects), type(self)._unpack, type(self)._predictor, fields)
         schema = types.StructType([types.StructField(f"o{i}", plain) for i, (plain, _) in enumerate(fields)])
         hidden = "__horovod_outputs"
-        whole = dataset.withColumn(hidden, _udf(function, schema)(*columns))
+        made = dataset.withColumn(hidden, _udf(function, schema)(*columns))
         for i, (name, (_, is_vector)) in enumerate(zip(names, fields, strict=True)):
             column = functions.col(f"{hidden}.o{i}")
-            whole = whole.withColumn(name, array_to_vector(column) if is_vector else column)
-        return whole.drop(hidden)
+            made = made.withColumn(name, array_to_vector(column) if is_vector else column)
+        return made.drop(hidden)
 
     def _probe(self, objects: dict[str, Any], rows: Any) -> Sequence[np.ndarray[Any, Any]]:
         """Return the outputs for one row, to learn their shapes."""
+        import pandas
+
         shapes = objects["row_shapes"]
         if shapes is None:
             row = rows.first()
             if row is None:
                 raise RequestError("the DataFrame has no rows, and the model does not know the shapes of its inputs")
-            inputs = [np.asarray(value)[None] for value in row]
+            frame = pandas.DataFrame({i: [value] for i, value in enumerate(row)})
+            inputs = list(from_pandas(frame).values())
         else:
             inputs = [np.zeros((1, *shape)) for shape in shapes]
         return type(self)._predictor(self._unpack(self._pack(objects)))(inputs)
@@ -112,7 +117,7 @@ class _Function:
             columns = batch if isinstance(batch, tuple) else (batch,)  # with one column, Spark passes a single series
             inputs = from_pandas(pandas.DataFrame({name: c.array for name, c in zip(names, columns, strict=True)}))
             if wrong := [name for name, value in inputs.items() if value.dtype.kind not in "biufc"]:
-                raise RequestError(f"missing values, or values that are no numbers, in column {', '.join(wrong)}")
+                raise RequestError(f"values that are no numbers, in column {', '.join(wrong)}")
             parts = [
                 predict([value[start : start + rows] for value in inputs.values()])
                 for start in range(0, len(columns[0]), rows)

@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from horovod.errors import RequestError
+from horovod.phrases import nearest
 from horovod.spark.common.store import Store
-from horovod.spelling import nearest
 
 __all__ = ["ESTIMATOR", "MODEL", "Row", "Settable", "has_params"]
 

@@ -25,15 +25,10 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class ParquetTable:
-    """Parquet files.
+    """Parquet files."""
 
-    Attributes:
-        files: paths of the files.
-        groups: for each file, the number of rows of each row group.
-    """
-
-    files: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
+    files: tuple[str, ...]  # paths of the files
+    groups: tuple[tuple[int, ...], ...]  # for each file, the number of rows of each row group
 
     @property
     def rows(self) -> int:
@@ -43,37 +38,21 @@ class ParquetTable:
 
 @dataclass
 class Reader:
-    """A rank's part of a table.
+    """A rank's part of a table."""
 
-    Attributes:
-        table: the whole table.
-        store: store of the table.
-        columns: names of the columns to read.
-        rank: rank of the part.
-        size: number of ranks.
-        batch_size: maximum number of rows of a batch.
-        what: the table's name, for messages.
-        shuffles: whether each pass has its own random order of rows.
-        buffer_rows: number of rows shuffled together; it determines the reader's memory.
-        seed: seed of the random order.
-        keeps: whether to hold the decoded rows in memory after the first pass.
-        transform: function that changes a pandas DataFrame of rows.
-        drops: columns to drop after ``transform``.
-    """
-
-    table: ParquetTable
+    table: ParquetTable  # the whole table
     store: Store
-    columns: Sequence[str]
+    columns: Sequence[str]  # names of the columns to read
     rank: int
-    size: int
-    batch_size: int
-    what: str = "training"
-    shuffles: bool = False
-    buffer_rows: int = 8192
-    seed: int = 0
-    keeps: bool = False
-    transform: Callable[[Any], Any] | None = None
-    drops: Sequence[str] = ()
+    size: int  # number of ranks
+    batch_size: int  # maximum number of rows of a batch
+    what: str = "training"  # the table's name, for messages
+    shuffles: bool = False  # whether each pass has its own random order of rows
+    buffer_rows: int = 8192  # number of rows shuffled together; it determines the reader's memory
+    seed: int = 0  # seed of the random order
+    keeps: bool = False  # whether to decode all rows before the first batch, and to hold them in memory
+    transform: Callable[[Any], Any] | None = None  # function that changes a pandas DataFrame of rows
+    drops: Sequence[str] = ()  # columns to drop after ``transform``
     _kept: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,21 +84,24 @@ class Reader:
             yield pool.take(size)
 
     def _chunks(self, order: np.random.Generator) -> Iterator[Batch]:
-        if self._kept:
+        if self.keeps:  # read whole: nobody may come to the end of a pass
+            self._kept = self._kept or list(self._read(self.pieces))
             numbers = order.permutation(len(self._kept)) if self.shuffles else range(len(self._kept))
             yield from (self._kept[number] for number in numbers)
             return
         pieces = [self.pieces[i] for i in order.permutation(len(self.pieces))] if self.shuffles else self.pieces
-        kept = []
-        for chunk in self._read(pieces):
-            if self.keeps:
-                kept.append(chunk)
-            yield chunk
-        self._kept = kept
+        yield from self._read(pieces)
 
     def _read(self, pieces: Sequence[RowRange]) -> Iterator[Batch]:
         for path, inside in itertools.groupby(pieces, lambda piece: self.table.files[piece.file]):
-            with self.store.fs.open(path, "rb") as handle, parquet.ParquetFile(handle, buffer_size=1 << 20) as file:
+            try:
+                handle = self.store.fs.open(path, "rb")
+            except FileNotFoundError as error:
+                raise RequestError(
+                    f"a file of the store {self.store.prefix_path} is not there for rank {self.rank}: {path}\n"
+                    "Driver, executors and ranks must share the store, as a network file system or fsspec's URLs"
+                ) from error
+            with handle, parquet.ParquetFile(handle, buffer_size=1 << 20) as file:
                 there = file.schema_arrow.names
                 names = [name for name in self.columns if name in there]
                 if self.transform is None and len(names) < len(self.columns):

@@ -31,59 +31,29 @@ def columns_of(params: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Message from the driver to every rank.
-
-    Attributes:
-        store: store of the data.
-        run_id: id of the run.
-        seed: seed of all random choices.
-        train: table of training rows.
-        val: table of validation rows.
-        packed: the estimator's pickled parameters.
-        unpack: function that unpickles them.
-    """
+    """Message from the driver to every rank."""
 
     store: Store
     run_id: str
-    seed: int
-    train: ParquetTable
-    val: ParquetTable | None
-    packed: bytes
-    unpack: Callable[[bytes], dict[str, Any]]
+    seed: int  # seed of all random choices
+    train: ParquetTable  # table of training rows
+    val: ParquetTable | None  # table of validation rows
+    packed: bytes  # the estimator's pickled parameters
+    unpack: Callable[[bytes], dict[str, Any]]  # function that unpickles them
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of rank 0.
+    """Result of rank 0."""
 
-    Attributes:
-        state: state of the trained model, in the framework's own format.
-        history: metrics of each epoch.
-        shapes: shape of a row of each feature column.
-        resumed: number of epochs restored from a checkpoint.
-    """
-
-    state: bytes
-    history: Any
-    shapes: list[list[int]]
-    resumed: int
+    state: bytes  # state of the trained model, in the framework's own format
+    history: Any  # metrics of each epoch
+    shapes: list[list[int]]  # shape of a row of each feature column
+    resumed: int  # number of epochs restored from a checkpoint
 
 
 class Training:
-    """A rank's data and progress.
-
-    Attributes:
-        job: from the driver.
-        rank: of this process.
-        params: the estimator's parameters.
-        train: this rank's part of the training data.
-        val: this rank's part of the validation data.
-        steps: number of steps per epoch.
-        val_steps: number of steps per validation.
-        start: number of epochs done in the checkpoint.
-        history: metrics of those epochs.
-        state: bytes of the checkpoint's state, None without a checkpoint.
-    """
+    """A rank's data and progress."""
 
     def __init__(self, job: TrainingJob, rank: int, size: int) -> None:
         self.job, self.rank = job, rank
@@ -102,6 +72,7 @@ class Training:
             self.val = reader(job.val, "validation", params.val_batch_size or params.batch_size, False)
         self.steps: int = params.train_steps_per_epoch or self.train.steps
         self.val_steps: int = params.validation_steps_per_epoch or (self.val.steps if self.val else 0)
+        # number of epochs done in the checkpoint, their metrics, and bytes of the state, None without a checkpoint
         self.start, self.history, self.state = self._restored()
 
     @property

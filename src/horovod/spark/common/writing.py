@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions
 
 from horovod.errors import RequestError
+from horovod.spark.common.nulls import without_nulls
 from horovod.spark.common.reading import ParquetTable
 from horovod.spark.common.store import Store
 
@@ -48,14 +49,15 @@ def write(
     Raises:
         RequestError: one of the tables has no rows.
     """
-    names = list(dict.fromkeys([*columns, *([validation] if isinstance(validation, str) else [])]))
     folders = [store.get_train_data_path(index), store.get_val_data_path(index)]
     for folder in folders:
         store.delete(folder)
         store.make_folder(folder)
-    job = df.select(*(functions.col(f"`{name}`") for name in names)).repartition(files).mapInArrow(
-        _Writer(store, folders, list(columns), validation, seed), "part int, path string, groups array<bigint>"
-    )  # fmt: skip
+    writer = _Writer(store, folders, list(columns), validation, seed)
+    # Other names, because mapInArrow takes a dot in a name for a field of a struct.
+    read = [without_nulls(df, name) if name in columns else functions.col(f"`{name}`") for name in writer.names]
+    renamed = df.select(*(column.alias(f"c{i}") for i, column in enumerate(read)))
+    job = renamed.repartition(files).mapInArrow(writer, "part int, path string, groups array<bigint>")
     rows = sorted(job.collect(), key=lambda row: row.path)
     tables = [_table(row for row in rows if row.part == part) for part in (_TRAIN, _VAL)]
     for table, what in zip(tables, ("training", "validation"), strict=True):
@@ -79,6 +81,7 @@ class _Writer:
     ) -> None:
         self.store, self.folders, self.columns = store, folders, columns
         self.validation, self.seed = validation, seed
+        self.names = list(dict.fromkeys([*columns, *([validation] if isinstance(validation, str) else [])]))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         task: Any = TaskContext.get()
@@ -86,7 +89,8 @@ class _Writer:
         name = f"part-{task.partitionId():05d}-{task.taskAttemptId()}.parquet"
         draw = np.random.default_rng([self.seed, task.partitionId()])
         files: dict[int, _File] = {}
-        for batch in batches:
+        for renamed in batches:
+            batch = pa.RecordBatch.from_arrays(renamed.columns, names=self.names)
             chosen = self._chosen(batch, draw)
             for part in (_TRAIN, _VAL):
                 rows = batch.select(self.columns).filter(chosen if part == _VAL else compute.invert(chosen))

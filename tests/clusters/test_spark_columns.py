@@ -1,0 +1,140 @@
+"""Columns with which Spark's estimators train and predict, and rows that they keep."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
+pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
+if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
+    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
+
+import pyarrow as pa
+from pyarrow import parquet
+from spark_fits import Processes, df, session, torch_estimator
+
+from horovod.errors import RequestError
+from horovod.spark.common.columns import from_pandas
+from horovod.spark.common.reading import ParquetTable, Reader
+from horovod.spark.common.store import Store
+from horovod.spark.common.writing import write
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
+
+__all__ = ["df", "session"]  # fixtures
+
+
+def test_columns_of_pandas() -> None:
+    import pandas
+
+    nested = np.empty(2, object)
+    nested[:] = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    frame = pandas.DataFrame({
+        "nested": [nested, nested],
+        "decimal": [Decimal("0.5"), Decimal(2)],
+        "decimals": [np.array([Decimal(1), Decimal(2)]), np.array([Decimal(3), Decimal(4)])],
+        "gaps": [Decimal(1), None],
+        "text": ["1", "2"],
+    })  # fmt: skip
+    found = from_pandas(frame)
+    np.testing.assert_array_equal(found["nested"], [[[1.0, 2.0], [3.0, 4.0]]] * 2)
+    np.testing.assert_array_equal(found["decimal"], [0.5, 2.0])
+    np.testing.assert_array_equal(found["decimals"], [[1.0, 2.0], [3.0, 4.0]])
+    assert [found[name].dtype.kind for name in frame.columns] == ["f", "f", "f", "O", "U"]
+    nested[1] = np.array([3.0])
+    with pytest.raises(RequestError, match=r"column 'nested' has arrays of different shapes: \[\(1,\), \(2,\)\]"):
+        from_pandas(frame)
+
+
+@pytest.mark.parametrize("knows_shapes", [True, False], ids=["trained", "made"])
+def test_models_predict_on_all_types_that_estimators_take(session: Any, knows_shapes: bool) -> None:
+    import torch
+
+    from horovod.spark.torch import TorchModel
+
+    class Sum(torch.nn.Module):
+        """Adds all numbers of a row."""
+
+        def forward(self, *features: Any) -> Any:
+            return sum(feature.reshape(len(feature), -1).sum(1) for feature in features)
+
+    rows = session.range(1, 4).selectExpr(
+        "cast(id as decimal(10, 2)) as x", "array(x, x) as pair", "array(array(id, 1.5D), array(id, id)) as nested"
+    )
+    shapes = [[], [2], [2, 2]] if knows_shapes else None
+    names = ["x", "pair", "nested"]
+    model = TorchModel(model=Sum(), feature_columns=names, label_columns=["y"], row_shapes=shapes, batch_size=2)
+    assert [row["y__output"] for row in model.transform(rows).collect()] == [7.5, 13.5, 19.5]
+
+
+@pytest.mark.parametrize("gap", ["x", "pair", "features"])
+def test_fit_and_transform_refuse_missing_values(session: Any, tmp_path: Path, gap: str) -> None:
+    import torch
+    from pyspark.errors import PySparkException
+    from pyspark.ml.linalg import Vectors
+
+    from horovod.spark.torch import TorchModel
+
+    whole = {"x": 1.0, "pair": [1.0, 2.0], "features": Vectors.dense([1.0]), "y": 0.0}
+    other = {**whole, gap: [None, 2.0] if gap == "pair" else None}
+    rows = session.createDataFrame([tuple(whole.values()), tuple(other.values())], list(whole))
+    match = f"column '{gap}' has missing values. Fill or drop them first"
+    options = {"feature_cols": [gap], "label_cols": ["y"], "validation": 0.0, "backend": Processes()}
+    with pytest.raises(PySparkException, match=match):
+        torch_estimator(Store.create(str(tmp_path)), **options).fit(rows)
+    model = TorchModel(model=torch.nn.Identity(), feature_columns=[gap], label_columns=[gap], row_shapes=[[1]])
+    with pytest.raises(PySparkException, match=match):
+        model.transform(rows).collect()
+
+
+def test_a_column_may_have_a_dot_in_its_name(session: Any, tmp_path: Path) -> None:
+    rows = session.range(9).selectExpr("id as `a.b`", "struct(-1 as b) as a", "id % 3 as `c.d`")
+    store = Store.create(str(tmp_path))
+    train, val = write(rows, store, None, ["a.b"], "c.d", 0, 1)
+    assert val is not None and (train.rows, val.rows) == (3, 6)
+    (batch,) = Reader(train, store, ["a.b"], 0, 1, 9).batches(0)
+    assert sorted(batch["a.b"]) == [0, 3, 6]
+
+
+@pytest.mark.parametrize("kind", ["array(id)", "features"])
+def test_arrays_and_vectors_choose_no_rows_for_validation(df: Any, tmp_path: Path, kind: str) -> None:
+    frame = df.selectExpr("*", "weight as id").selectExpr("features", "extra", "label", f"{kind} as held")
+    match = "column of validation must hold numbers or booleans. Received: held of (array|vector)"
+    with pytest.raises(RequestError, match=match):
+        torch_estimator(Store.create(str(tmp_path)), backend=Processes()).fit(frame)
+
+
+@pytest.mark.parametrize("run_id", ["p/../q", "..", "."])
+def test_a_run_is_one_folder_of_the_store(df: Any, tmp_path: Path, run_id: str) -> None:
+    estimator = torch_estimator(Store.create(str(tmp_path)), backend=Processes(), run_id=run_id)
+    with pytest.raises(RequestError, match=f"run_id names a folder .* Received: '{run_id}'"):
+        estimator.fit(df)
+
+
+@pytest.mark.parametrize("shuffles", [False, True], ids=["in-order", "shuffled"])
+def test_rows_that_stay_in_memory_are_read_once(tmp_path: Path, shuffles: bool) -> None:
+    parquet.write_table(pa.table({"x": list(range(9))}), tmp_path / "rows")
+    table = ParquetTable((f"{tmp_path}/rows",), ((9,),))
+    reader = Reader(table, Store.create(str(tmp_path)), ["x"], 0, 1, 3, shuffles=shuffles, buffer_rows=4, keeps=True)
+    for _ in range(2):  # as in an epoch, which never asks for the end of a pass
+        batches = list(itertools.islice(reader.stream(), reader.steps))
+        found = np.concatenate([batch["x"] for batch in batches]).tolist()
+        assert sorted(found) == list(range(9)) and (found != sorted(found)) == shuffles
+        (tmp_path / "rows").unlink(missing_ok=True)
+
+
+def test_a_store_that_a_rank_does_not_share_is_named(tmp_path: Path) -> None:
+    reader = Reader(ParquetTable(("/rows",), ((9,),)), Store.create("memory://folder"), ["x"], 1, 2, 3)
+    with pytest.raises(RequestError, match=r"store memory://folder is not there for rank 1: /rows\n.* share the store"):
+        next(reader.batches(0))
