@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shlex
 import signal
 import sys
@@ -16,13 +15,12 @@ from horovod.cgroups import usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
-from horovod.launch.hosts import HostSlots, Place, parse_hostfile, place
-from horovod.launch.machine import is_this_host
+from horovod.launch.hosts import HostSlots, Place, is_this_host, parse_hostfile, place
 from horovod.launch.plan import Display, LaunchPlan, LaunchRequest
 from horovod.launch.report import exit_code, report
 from horovod.launch.signals import wanted_signals
 from horovod.launch.ssh import Access
-from horovod.launch.supervise import supervise
+from horovod.launch.supervise import FixedJob
 from poprun import bind
 from poprun.flags import CommandLine, CommandLineError, help_text, parse, read_config, write_config
 from poprun.log import new_log
@@ -160,10 +158,6 @@ def _assemble(job: _Job) -> Assembly:
         command=_command(job, environ["PATH"], is_needed=any(there.is_here for there in where)),
         num_proc=topology.instances,
         environ=environ,
-        job=secrets.token_hex(16),
-        key=secrets.token_hex(32),
-        hostname=os.uname().nodename,
-        cores=usable_cores(),
         flags={**interface_settings(interfaces), **mpi.environ},
         output_dir=mpi.output_dir,
         timestamps=mpi.timestamps,
@@ -200,9 +194,8 @@ def _run(job: _Job, assembly: Assembly) -> int:
     log.info("Running command: " + " ".join(f"'{word}'" for word in plan.command))
     log.info(f"Waiting for {plan.size} instance{'s' * (plan.size != 1)}")
     try:
-        outcome = supervise(
-            plan, own_sinks(), signals=wanted_signals(), jobs=assembly.jobs(plan), on_end=assembly.ended
-        )
+        ranks = FixedJob(plan, own_sinks(), assembly.jobs(plan), assembly.ended)
+        outcome = ranks.carry_out(wanted_signals(), None)
     except LaunchError as error:
         log.error(str(error))
         return 1

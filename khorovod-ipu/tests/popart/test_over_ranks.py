@@ -107,7 +107,7 @@ def _overlap(path: str) -> None:
     import time
 
     import horovod.popart as hvd
-    from horovod.popart.runtime import comm
+    from horovod.popart.sessions import comm
 
     chosen, optimizer = options(hostAllReduce=True), popart.ConstSGD(0.1)
     session = session_of(mlp(4), chosen, optimizer)

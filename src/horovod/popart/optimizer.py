@@ -6,6 +6,7 @@ never wait for loads, so backward continues while gradients are reduced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,7 @@ import numpy as np
 from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.process_sets import global_process_set
-from horovod.popart.host_weights import HostWeights
-from horovod.popart.pointers import Array, array_at
-from horovod.popart.runtime import comm
-from horovod.popart.sessions import HostReducedSession, Streams
+from horovod.popart.sessions import Array, Streams, array_at, comm, weights_io
 
 __all__ = ["DistributedOptimizer"]
 
@@ -37,7 +35,7 @@ class DistributedOptimizer:
         RequestError: the options do not enable host reduction, or enable remote buffers.
     """
 
-    def __init__(self, optimizer: Any, session: HostReducedSession, session_options: Any) -> None:
+    def __init__(self, optimizer: Any, session: Any, session_options: Any) -> None:
         if not getattr(session_options, "hostAllReduce", False):
             raise wrong_argument(
                 "DistributedOptimizer(optimizer, session, options) reduces on the host: set options.hostAllReduce = "
@@ -74,7 +72,7 @@ class DistributedOptimizer:
         agree_on_names("insert_host_allreduce", list(streams.stores), global_process_set)
         for gradient in self._gradients.values():
             gradient.forget()
-        weights = HostWeights(self._session, self) if streams.gives_weights else None
+        weights = _HostWeights(self._session, self) if streams.gives_weights else None
         for weight, handle in streams.stores.items():
             gradient = _Gradient(self._session, weight, streams.gradients[weight])
             self._gradients[weight] = gradient
@@ -99,7 +97,7 @@ class _Gradient:
         name: id of the gradient; also the key of the match.
     """
 
-    def __init__(self, session: HostReducedSession, weight: str, name: str) -> None:
+    def __init__(self, session: Any, weight: str, name: str) -> None:
         info = session.getInfo(weight)
         self._shape, self._dtype = tuple(info.shape()), info.data_type_lcase()
         self._name = name
@@ -139,3 +137,53 @@ class _Gradient:
 
 def _pass_over(pointer: Any) -> None:
     """Do nothing: another replica stored the same gradient."""
+
+
+class _HostWeights:
+    """Host copies of the weights for ``hostWeightUpdate``: ``w = w * (1 - rate * decay) - rate / scaling * g``.
+
+    Args:
+        session: training session; after its ``weightsFromHost()`` the weights are read again.
+        owner: its ``optimizer`` provides the hyperparameters.
+    """
+
+    def __init__(self, session: Any, owner: DistributedOptimizer) -> None:
+        self._session, self._owner = session, owner
+        self._weights: dict[str, Array] = {}
+        upload = session.weightsFromHost
+
+        def upload_and_notice() -> None:
+            upload()
+            self._weights.clear()
+
+        session.weightsFromHost = upload_and_notice
+
+    def loader(self, weight: str, gradient: _Gradient) -> Callable[[Any], None]:
+        """Return the callback that gives the device a new weight."""
+        info = self._session.getInfo(weight)
+        shape, dtype = tuple(info.shape()), info.data_type_lcase()
+
+        def load(pointer: Any) -> None:
+            average = gradient.average()
+            master = self._weights.get(weight)
+            if master is None:
+                master = self._weights[weight] = np.empty(shape, dtype)
+                self._session.readWeights(weights_io(self._session, {weight: master}))
+            decay, rate = self._factors(weight)
+            master *= _in_dtype_of(master, decay)
+            master -= _in_dtype_of(master, rate) * average
+            np.copyto(array_at(pointer, shape, dtype), master)
+
+        return load
+
+    def _factors(self, weight: str) -> tuple[float, float]:
+        """Return the factors of the weight and of the gradient."""
+        optimizer = self._owner.optimizer
+        rate, decay = optimizer.learningRates().get(weight).val(), optimizer.weightDecays().get(weight).val()
+        damped = 1.0 - optimizer.dampenings().get(weight).val()
+        return 1.0 - rate * damped * decay, rate * damped / optimizer.getLossScalingVal()
+
+
+def _in_dtype_of(array: Array, number: float) -> Any:
+    """Return a number in an array's own dtype, because the device computes in that dtype."""
+    return array.dtype.type(number)

@@ -1,56 +1,52 @@
-"""The methods of a session that this package calls, and sessions for several ranks."""
+"""Sessions for several ranks: their streams and host weights.
+
+The session may be the vendor's or the software one. This package calls its ``prepareDevice``, ``getInfo``,
+``getHostReduceStreamIds``, ``connectStreamToCallback``, ``readWeights``, ``writeWeights`` and ``weightsFromHost``.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from horovod.bindings.agreement import agree_on_names
+from horovod.bindings.collectives import Collectives
 from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.process_sets import global_process_set
 from horovod.errors import RequestError
-from horovod.popart.pointers import Array
-from horovod.popart.runtime import comm
 
-__all__ = ["DistributedTrainingSession", "HostReducedSession", "Info", "Streams", "weights_io"]
+__all__ = ["Array", "DistributedTrainingSession", "Streams", "array_at", "broadcast_weights", "comm", "weights_io"]
 
 STORE, LOAD, WEIGHT_LOAD = "gradientStore__", "gradientLoad__", "weightLoad__"
 #: Prefixes of the ids of gradients: accumulated over micro-batches, and plain.
 _GRADIENTS = ("FinalReducedGradient___", "Gradient___")
 
+Array = np.ndarray[Any, np.dtype[Any]]
+comm = Collectives(NumpyAdapter())
 
-class Info(Protocol):
-    """``popart.TensorInfo``."""
-
-    def shape(self) -> Sequence[int]:
-        """Return the dimensions."""
-
-    def data_type_lcase(self) -> str:
-        """Return NumPy's name of the dtype."""
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-class HostReducedSession(Protocol):
-    """The methods of a PopART session that this package calls."""
+def array_at(pointer: Any, shape: Sequence[int], dtype: str) -> Array:
+    """Return an array over the caller's memory; it is valid only while the callback runs.
 
-    def getHostReduceStreamIds(self) -> Sequence[str]:
-        """Return the handles of host reduction."""
-
-    def connectStreamToCallback(self, handle: str, callback: Callable[[Any], None], index: int) -> None:
-        """Set the callback of a stream."""
-
-    def getInfo(self, tensor: str) -> Info:
-        """Return dtype and shape of a tensor."""
-
-    def readWeights(self, weights: Any) -> None:
-        """Fill arrays with the host's weights."""
-
-    def writeWeights(self, weights: Any) -> None:
-        """Set the host's weights from arrays."""
-
-    def weightsFromHost(self) -> None:
-        """Copy the host's weights to the device."""
-
-    def prepareDevice(self) -> None:
-        """Prepare the device."""
+    Args:
+        pointer: a capsule without a name, as PopART's Python passes it; or an address.
+        shape: shape of the tensor.
+        dtype: NumPy's name of the dtype.
+    """
+    kind = np.dtype(dtype)
+    address = pointer if isinstance(pointer, int) else _pointer_of(pointer, None)
+    memory: Any = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(address)
+    array: Array = np.ndarray(tuple(shape), kind, memory)
+    return array
 
 
 class Streams:
@@ -69,7 +65,7 @@ class Streams:
         RequestError: a handle has an unknown kind.
     """
 
-    def __init__(self, session: HostReducedSession) -> None:
+    def __init__(self, session: Any) -> None:
         self.stores: dict[str, str] = {}
         self.loads: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
@@ -99,7 +95,7 @@ def _weight_of(gradient: str) -> str:
     return gradient
 
 
-def weights_io(session: HostReducedSession, arrays: Mapping[str, Array]) -> Any:
+def weights_io(session: Any, arrays: Mapping[str, Array]) -> Any:
     """Return the ``PyWeightsIO`` of the session's PopART.
 
     Raises:
@@ -159,3 +155,38 @@ def _let_the_first_compile(session: Any) -> None:
             prepare(*arguments)
 
     session.prepareDevice = in_turn
+
+
+def broadcast_weights(session: Any, root_rank: int = 0) -> None:
+    """Copy the root's host weights to every rank; ``weightsFromHost()`` then copies them to the device.
+
+    Collective over all ranks. Later in training, call ``weightsToHost()`` first, which fetches the device's weights.
+    A software session broadcasts all weights, also running means; another session only those with reduced gradients.
+
+    Args:
+        session: training session after ``prepareDevice()``.
+        root_rank: rank that sends its weights.
+
+    Raises:
+        RequestError: the session lists no weights.
+        MismatchError: the names, or a weight's shape or dtype, differ between ranks; on every rank.
+        PeerLostError: a rank died.
+
+    Blocks until all weights have arrived.
+    """
+    listed = getattr(session, "getWeightIds", None)
+    names = sorted(listed() if listed is not None else Streams(session).stores)
+    if not names:
+        raise wrong_argument(
+            "broadcast_weights finds no weights: it takes them from the streams of host reduction, which a training "
+            "session with hostAllReduce has after prepareDevice()"
+        )
+    agree_on_names("broadcast_weights", names, global_process_set)
+    infos = {name: session.getInfo(name) for name in names}
+    arrays = {name: np.empty(tuple(info.shape()), info.data_type_lcase()) for name, info in infos.items()}
+    session.readWeights(weights_io(session, arrays))
+    # Match weights by name, because their order may differ between ranks.
+    handles = [comm.broadcast_async_(array, root_rank, name=f"weights.{name}") for name, array in arrays.items()]
+    for handle in handles:
+        comm.synchronize(handle)
+    session.writeWeights(weights_io(session, arrays))
