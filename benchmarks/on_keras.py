@@ -153,7 +153,7 @@ def contenders(control: Agreement, args: Any = None) -> list[Contender]:
 
         peer = Mwms(control)
     elif BACKEND == "torch":
-        from horovod.bench.torch_calls import Gloo
+        from horovod.bench.on_torch import Gloo
 
         peer = Gloo(control)
     else:

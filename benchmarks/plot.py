@@ -13,7 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from horovod.bench.cases import OPS, format_bytes, format_seconds
+from horovod.bench.cases import OPS, format_seconds
+from horovod.phrases import format_bytes
 
 __all__ = ["picture"]
 

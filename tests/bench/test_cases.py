@@ -8,13 +8,13 @@ from horovod.bench.cases import (
     DEFAULT_SIZES,
     OPS,
     Case,
-    format_bytes,
     format_seconds,
     input_blocks,
     output_blocks,
     parse_bytes,
     parse_sizes,
 )
+from horovod.phrases import format_bytes
 
 
 @pytest.mark.parametrize(

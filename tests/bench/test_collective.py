@@ -11,7 +11,7 @@ from harness import run_ranks
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import run_cases
 from horovod.bench.control import Agreement
-from horovod.bench.torch_calls import Gloo, Ours
+from horovod.bench.on_torch import Gloo, Ours
 
 TURNS: Any = {"rounds": 3, "round_s": 0.01}
 

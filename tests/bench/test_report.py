@@ -71,13 +71,6 @@ def test_notes_name_who_was_left_out() -> None:
     assert any("mpich" in line and "not installed" in line for line in lines)
 
 
-def test_a_machine_that_was_not_quiet_is_said_to_be_so() -> None:
-    noisy = {**made("allreduce"), "others_cores": {"programs": 0.7, "stolen": 0.1}}
-    assert any("0.70 cores" in line for line in notes(noisy))
-    quiet = {**noisy, "others_cores": {"programs": 0.01, "stolen": 0.0}}
-    assert not any("quiet" in line for line in notes(quiet))
-
-
 def test_the_same_reason_is_said_once() -> None:
     body = made("allreduce")
     body["rows"] = [{**COLLECTIVE, "nbytes": size} for size in (64, 1024, 4096)]

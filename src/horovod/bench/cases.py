@@ -14,7 +14,6 @@ __all__ = [
     "PARTS",
     "PEERS",
     "Case",
-    "format_bytes",
     "format_seconds",
     "input_blocks",
     "output_blocks",
@@ -64,15 +63,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 DEFAULT_SIZES = parse_sizes("64,1K,16K,64K,256K,1M,4M,16M,64M,256M")
 
 
-def format_bytes(nbytes: float) -> str:
-    """Write a number of bytes with the unit a reader expects: ``64 B``, ``1.5 KiB``, ``256 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024 or unit == "GiB":
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    raise AssertionError("unreachable")
-
-
 def format_seconds(seconds: float) -> str:
     """Write a duration with three digits: ``7.12 µs``, ``1.05 ms``, ``2.30 s``."""
     value, unit = seconds, "s"
@@ -85,19 +75,12 @@ def format_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one size.
+    """One operation at one size."""
 
-    Attributes:
-        op: one of ``OPS``.
-        nbytes: bytes of one rank's input, before rounding up to a whole number of elements per rank.
-        dtype: a key of ``DTYPES``.
-        batch: number of tensors in flight in one call (``async``); 1 otherwise.
-    """
-
-    op: str
-    nbytes: int
-    dtype: str = "float32"
-    batch: int = 1
+    op: str  # one of `OPS`
+    nbytes: int  # bytes of one rank's input, before rounding up to a whole number of elements per rank
+    dtype: str = "float32"  # a key of `DTYPES`
+    batch: int = 1  # number of tensors in flight in one call (`async`); 1 otherwise
 
     def count(self, size: int) -> int:
         """Return the number of elements of one rank's input, a multiple of ``size`` so that every op can split it."""

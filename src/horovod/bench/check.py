@@ -21,12 +21,8 @@ _ROUNDS, _LARGE_BYTES = 3, 16 << 20
 def advice(
     clocks: Mapping[str, float], versions: Mapping[str, Mapping[str, str]], rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return a sentence for each thing to fix.
-
-    Args:
-        clocks: time of each host at one moment, in seconds.
-        versions: versions of the packages of each host.
-        rows: rows of ``run_network``.
+    """Return a sentence for each thing to fix, from the clocks of the hosts at one moment, the versions of their
+    packages and the rows of ``run_network``.
     """
     found = []
     first = next(iter(clocks))

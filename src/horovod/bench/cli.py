@@ -131,11 +131,7 @@ def _problem(args: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one benchmark: in this rank, or in ranks that it starts.
-
-    Returns:
-        The exit status.
-    """
+    """Run one benchmark, in this rank or in ranks that it starts; return the exit status."""
     typed = _complete(sys.argv[1:] if argv is None else argv)
     args = parse(typed)
     if problem := _problem(args):

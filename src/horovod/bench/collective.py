@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.bench.cases import Case, format_bytes
+from horovod.bench.cases import Case
 from horovod.bench.control import Agreement, Contender, Tell
 from horovod.bench.host import available_bytes
 from horovod.bench.stats import calls_for, summarize
+from horovod.phrases import format_bytes
 
 __all__ = ["run_cases"]
 
@@ -22,18 +23,8 @@ def run_cases(
     rounds: int = 7,
     round_s: float = 0.05,
 ) -> list[dict[str, Any]]:
-    """Measure every case with every contender; called on all ranks, in step.
-
-    Args:
-        cases: what to measure.
-        contenders: the libraries.
-        control: agreement between the ranks.
-        tell: reports progress.
-        rounds: how often the contenders take turns.
-        round_s: seconds of one turn; determines the number of calls.
-
-    Returns:
-        One row per case; rank 0's is the result.
+    """Measure every case with every contender, in turns of about ``round_s``; called on all ranks, in step. Return one
+    row per case; rank 0's is the result.
     """
     rows = []
     steps = len(cases) * (rounds + 1)

@@ -21,11 +21,7 @@ class WrongResultError(AssertionError):
 
 
 class Agreement:
-    """Agreement between ranks, outside of measured sections, through horovod itself, whose waits do not spin.
-
-    Args:
-        hvd: an initialised module, such as ``horovod.torch``.
-    """
+    """Agreement between ranks, outside of measured sections, through horovod itself, whose waits do not spin."""
 
     def __init__(self, hvd: Any) -> None:
         self.rank = int(hvd.rank())
@@ -44,13 +40,9 @@ class Agreement:
 
 
 class Contender:
-    """A library under measurement. All ranks call every method, in the same order.
+    """A library under measurement. All ranks call every method, in the same order."""
 
-    Attributes:
-        name: its column in the table.
-    """
-
-    name: str
+    name: str  # its column in the table
 
     def why_not(self, case: Case) -> str:
         """Return why ``case`` cannot be measured; empty when it can. Rank 0's answer counts."""

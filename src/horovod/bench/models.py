@@ -18,17 +18,11 @@ _CLASSES = 1000
 
 @dataclass
 class Task:
-    """A model with one batch of data.
+    """A model with one batch of data."""
 
-    Attributes:
-        model: maps ``inputs`` to logits.
-        inputs: one batch.
-        targets: class of each row of logits.
-    """
-
-    model: nn.Module
-    inputs: Tensor
-    targets: Tensor
+    model: nn.Module  # maps `inputs` to logits
+    inputs: Tensor  # one batch
+    targets: Tensor  # class of each row of logits
 
     def loss(self, model: nn.Module) -> Tensor:
         """Return the cross entropy of ``model``, which may wrap this task's model."""
@@ -106,12 +100,8 @@ class _Gpt(nn.Module):
 
 
 def make_task(name: str, rank: int, *, tiny: bool = False) -> Task:
-    """Make a model, the same on every rank, and a batch, different on every rank.
-
-    Args:
-        name: one of ``MODELS``.
-        rank: determines the data.
-        tiny: a few thousand parameters instead of millions, for a test.
+    """Make a model, the same on every rank, and a batch, different on every rank. ``tiny``: a few thousand parameters
+    instead of millions, for a test.
 
     Raises:
         ValueError: no such model.

@@ -19,16 +19,9 @@ _SMALL, _LARGE = 64, 64 << 20
 
 
 def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int = _LARGE) -> list[dict[str, Any]]:
-    """Measure each pair of hosts between the first ranks of both; called on all ranks.
+    """Measure each pair of hosts between the first ranks of both; called on all ranks. The median of the rounds counts.
 
-    Args:
-        control: agreement between the ranks.
-        tell: reports progress.
-        rounds: measurements of each pair; the median counts.
-        large: bytes of the message that gives the bandwidth.
-
-    Returns:
-        A row per pair: seconds of an allreduce of 64 bytes, and bytes per second of a broadcast of 64 MiB.
+    Return a row per pair: seconds of an allreduce of 64 bytes, and bytes per second of a broadcast of ``large`` bytes.
 
     Raises:
         ValueError: all ranks are on one host.

@@ -10,8 +10,8 @@ from typing import Any
 from horovod import context
 from horovod.bench.cases import PARTS, Case
 from horovod.bench.control import Agreement, Tell
+from horovod.bench.on_torch import Ours
 from horovod.bench.stats import calls_for, mean_of_ranks
-from horovod.bench.torch_calls import Ours
 from horovod.core.requests import Kind
 from horovod.engine.times import ENDED, REQUEST, STARTED, SUBMITTED
 
@@ -24,14 +24,7 @@ _ROUND_S = 0.05
 def run_profile(sizes: Sequence[int], control: Agreement, tell: Tell, *, rounds: int = 7) -> list[dict[str, Any]]:
     """Time the parts of allreduces of ordinary tensors and of tensors in the arena; called on all ranks.
 
-    Args:
-        sizes: bytes of the tensors.
-        control: agreement between the ranks.
-        tell: reports progress.
-        rounds: number of measurements of each.
-
-    Returns:
-        A row per size; rank 0's is the result. A figure is the median over calls of the mean over ranks.
+    Return a row per size; rank 0's is the result. A figure is the median over calls of the mean over ranks.
     """
     rows = []
     ways = (Ours(control), Ours(control, arena=True))

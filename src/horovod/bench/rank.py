@@ -11,7 +11,7 @@ from typing import Any
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import run_cases
 from horovod.bench.control import Agreement, Tell
-from horovod.bench.host import Load, cores, host_facts, others_cores
+from horovod.bench.host import cores, host_facts
 from horovod.bench.stepping import run_train
 
 __all__ = ["run_rank"]
@@ -21,12 +21,10 @@ _LINE_S = 5.0
 
 
 def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
-    """Run the benchmark together with the other ranks of this job; rank 0 reports progress on stderr.
-
-    Returns:
-        The result, which goes into the JSON file; only rank 0's counts.
+    """Run the benchmark together with the other ranks of this job; rank 0 reports progress on stderr. Return the
+    result, which goes into the JSON file; only rank 0's counts.
     """
-    host, start = host_facts(), Load.now()
+    host = host_facts()
     framework = getattr(args, "framework", "torch")
     more: dict[str, Any] = {}
     module: Any
@@ -49,8 +47,6 @@ def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
         more["threads"] = torch.get_num_threads()
     control = Agreement(hvd)
     rows = _measure(args, module, control, _progress(args.command, is_shown=control.rank == 0))
-    used = Load.now().since(start)
-    more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
     hvd.shutdown()
     command = " ".join(["python", "-m", "horovod.bench", *typed])
     return {

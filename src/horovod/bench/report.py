@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from horovod.bench.cases import OPS, PARTS, format_bytes, format_seconds
+from horovod.bench.cases import OPS, PARTS, format_seconds
+from horovod.phrases import format_bytes
 
 __all__ = ["notes", "show", "table"]
 
 Result = dict[str, Any]
 
-_QUIET_CORES = 0.1
 _WHY_NO_SUM = {
     "train": "step: the median of all steps. exposed communication: the median over rounds of the difference to no "
     "communication in the same round. Medians do not add up, so step is not the sum",
@@ -112,14 +112,8 @@ def _network(result: Result, title: str) -> Table:
 
 
 def notes(result: Result) -> list[str]:
-    """Return notes for the table: why columns do not add up, a busy machine, contenders left out."""
+    """Return notes for the table: why columns do not add up, contenders left out."""
     said = [_WHY_NO_SUM[result["kind"]]] if result["kind"] in _WHY_NO_SUM else []
-    others = result.get("others_cores", {})
-    if sum(others.values()) > _QUIET_CORES:
-        said.append(
-            f"not a quiet machine: other programs used {others['programs']:.2f} cores meanwhile, "
-            f"and {others['stolen']:.2f} were given to other virtual machines"
-        )
     left_out: dict[str, list[str]] = {}
     for row in result["rows"]:
         for name, reason in row.get("skipped", {}).items():

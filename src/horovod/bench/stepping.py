@@ -22,24 +22,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Arm:
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        name: name of its row.
-        step: one optimizer step.
-        weights: returns all parameters as one array.
-        close: ends the processes of the arm.
-        times: takes a number of steps and returns the seconds of each of them; by default they are called one by
-            one.
-        base: the arm without communication to compare this one with, if it is not the first.
-    """
-
-    name: str
-    step: Callable[[], None]
-    weights: Callable[[], Array]
-    close: Callable[[], None] = lambda: None
+    name: str  # name of its row
+    step: Callable[[], None]  # one optimizer step
+    weights: Callable[[], Array]  # returns all parameters as one array
+    close: Callable[[], None] = lambda: None  # ends the processes of the arm
+    # takes a number of steps and returns the seconds of each of them; by default they are called one by one
     times: Callable[[int], list[float]] | None = None
-    base: str = ""
+    base: str = ""  # the arm without communication to compare this one with, if it is not the first
 
 
 def run_train(
@@ -53,20 +44,9 @@ def run_train(
     steps: int = 3,
     tiny: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure every model with every arm; called on all ranks, in step.
-
-    Args:
-        models: names for ``make_task``.
-        make_task: ``fn(name, rank, tiny=...)`` makes the task of an arm.
-        arms: the arms; the first is the one without communication.
-        control: agreement between the ranks.
-        tell: reports progress.
-        rounds: number of turns of each arm.
-        steps: timed steps of one turn; one untimed step goes before them.
-        tiny: smoke-size models.
-
-    Returns:
-        One row per model; rank 0's is the result.
+    """Measure every model with every arm, which take turns; called on all ranks, in step. The first arm is the one
+    without communication. One untimed step goes before the timed ones of a turn; ``tiny`` models are for tests. Return
+    one row per model; rank 0's is the result.
     """
     rows = []
     for number, name in enumerate(models):
