@@ -139,6 +139,13 @@ def test_numpy_has_every_collective() -> None:
     assert public - set(importlib.import_module("horovod.numpy").__all__) == for_bindings
 
 
+def test_errors_about_arguments_name_the_function_alone() -> None:
+    hvd = importlib.import_module("horovod.numpy")
+    for name in ("rank", "barrier", "synchronize"):
+        with pytest.raises(TypeError, match=rf"^{name}\(\) takes"):
+            getattr(hvd, name)(*range(9))
+
+
 def test_public_definitions_are_documented() -> None:
     wrong = []
     for module in all_modules().values():

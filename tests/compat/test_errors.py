@@ -71,7 +71,7 @@ def test_disagreement_is_an_error_on_every_rank(case: str, ranks: int) -> None:
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype": (lambda: hvd.allreduce(rows(3).to(torch.float8_e4m3fn)), "Tensor type float8_e4m3fn is not supported."),
     "average of bools": (lambda: hvd.allreduce(rows(3).bool()), "use one of Max, Min, Product, Sum"),
-    "adasum of integers": (lambda: hvd.allreduce(rows(3).int(), op=hvd.Adasum), "Adasum of a int32 tensor"),
+    "adasum of integers": (lambda: hvd.allreduce(rows(3).int(), op=hvd.Adasum), "Adasum of int32 tensors"),
     "op and average": (lambda: hvd.allreduce(rows(3), average=True, op=hvd.Sum), "op parameter supersedes average"),
     "op": (lambda: hvd.allreduce(rows(3), op=9), "op must be Average, Sum"),
     "name as average": (lambda: hvd.allreduce(rows(3), "loss"), "did you mean name='loss'?"),

@@ -5,7 +5,7 @@
         context.renew()
         ...
 
-    with ElasticJob(train, Policy(3, is_elastic=True, minimum=2), {"a": 3}, framework="torch") as job:
+    with ElasticJob(train, Policy(3, minimum=2), {"a": 3}, framework="torch") as job:
         job.await_begin(1)                     # the first generation has begun
         job.kill(Slot("a", 1))                 # SIGKILL; the service hears of it as from horovodrun
         job.await_begin(2)

@@ -23,6 +23,8 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.launch.task import pickled
+
 _context = multiprocessing.get_context("forkserver")
 _numbers = itertools.count()
 
@@ -150,7 +152,7 @@ def _pack(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     module = sys.modules.get(function.__module__)
     if module is not None and not function.__module__.startswith("horovod"):
         cloudpickle.register_pickle_by_value(module)
-    return cloudpickle.dumps((function, args))
+    return pickled((function, args))
 
 
 def _run(rank: int, env: dict[str, str], payload: bytes, init: bool) -> tuple[Any, BaseException | None, str]:

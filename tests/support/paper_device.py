@@ -49,10 +49,9 @@ class _Stage(_Passed):
     """See ``Stage``."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> None:
-        super().__init__([])
+        super().__init__([tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors])
         self._events.append("begin")
         self._targets = targets
-        self.hosts = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
     def after(self, outputs: Sequence[torch.Tensor]) -> None:
         super().after(outputs)
@@ -81,7 +80,7 @@ class PaperAdapter(TorchAdapter):
 
 
 class _Group:
-    """See ``DeviceGroup``; each operation is over when it returns."""
+    """See ``NcclGroup``; each operation is over when it returns."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -120,7 +119,7 @@ class _Group:
 
 
 class _Groups:
-    """See ``DeviceGroups``."""
+    """See ``NcclGroups``."""
 
     name = "gloo"
 
@@ -139,7 +138,7 @@ def on_paper(init: Callable[[], None]) -> None:
     def make(settings: Any, launcher: str, topology: Any, shm: Any, open_store: Any, watch: Any) -> DeviceTransport:
         inner = usual(settings, launcher, topology, shm, open_store, watch)
         groups = TorchGroups(topology.rank, open_store(), watch, 60.0, listen())
-        return DeviceTransport(inner, _Groups(groups), NAME)
+        return DeviceTransport(inner, _Groups(groups), NAME)  # type: ignore[arg-type]
 
     link.make_transport = make
     try:

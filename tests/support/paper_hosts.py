@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from paper import PaperJob
 
 from horovod.core.coordinator import LogEntry
-from horovod.core.gathering import Gathering
+from horovod.core.gathering import Gathering, Message
 from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
 from horovod.core.requests import Request
@@ -21,15 +21,12 @@ class _Way:
     """The way of one host's messages to the hub."""
 
     def __init__(self) -> None:
-        self.waiting: collections.deque[tuple[str, tuple[object, ...]]] = collections.deque()
-        self.sent: collections.Counter[str] = collections.Counter()
+        self.waiting: collections.deque[Message] = collections.deque()
+        self.sent: collections.Counter[type] = collections.Counter()
 
-    def __getattr__(self, what: str) -> Callable[..., None]:
-        def put(*args: object) -> None:
-            self.waiting.append((what, args))
-            self.sent[what] += 1
-
-        return put
+    def put(self, message: Message) -> None:
+        self.waiting.append(message)
+        self.sent[type(message)] += 1
 
 
 class PaperHosts(PaperJob):
@@ -60,12 +57,12 @@ class PaperHosts(PaperJob):
         self.coordinator = self.hub
         self._hosts, self._rng = hosts, rng
         self._ways = [_Way() for _ in hosts]
-        self._leaders = [Gathering(ranks, way) for ranks, way in zip(hosts, self._ways, strict=True)]
+        self._leaders = [Gathering(ranks, way.put) for ranks, way in zip(hosts, self._ways, strict=True)]
         self._leader_of = {rank: leader for leader, ranks in zip(self._leaders, hosts, strict=True) for rank in ranks}
         self._back: list[collections.deque[LogEntry]] = [collections.deque() for _ in hosts]
 
     @property
-    def sent(self) -> collections.Counter[str]:
+    def sent(self) -> collections.Counter[type]:
         return sum((way.sent for way in self._ways), collections.Counter())
 
     def leave(self, rank: int, reason: str) -> None:
@@ -129,8 +126,7 @@ class PaperHosts(PaperJob):
         waiting = self._ways[host].waiting
         count = min(most, len(waiting))
         for _ in range(count):
-            what, args = waiting.popleft()
-            getattr(self.hub, what)(*args)
+            self.hub.take_message(waiting.popleft())
         return count > 0
 
     def _decide(self) -> bool:

@@ -22,9 +22,10 @@ from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.frames import Bye, Message
 from horovod.links.hosts.relay import Relay
 from horovod.links.hosts.remote_ranks import RemoteRanks
-from horovod.links.hosts.roster import Host, Roster
 from horovod.links.shm.link import Shared
+from horovod.rendezvous.hosts import MetHosts
 from horovod.rendezvous.messages import HostMeeting
+from horovod.rendezvous.protocol import HostEntry
 from horovod.transports.local import LocalTransport
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import Control
@@ -117,7 +118,6 @@ def relay_on_stage(stage: Stage, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(channel, "time", SimpleNamespace(monotonic=lambda: stage.clock))
     patch.setattr(Relay, "_await", wait)
     patch.setattr(relay, "Wire", _Wire)
-    patch.setattr(relay, "terminate", lambda context: None)
 
 
 class RelayedRanks(Ranks):
@@ -133,50 +133,45 @@ class RelayedRanks(Ranks):
         self.stage = stage
         first = [sum(hosts[:index]) for index in range(len(hosts))]
         ranks = [list(range(start, start + count)) for start, count in zip(first, hosts, strict=True)]
-        roster = [Host(f"host-{index}", own, [os.getpid()] * len(own)) for index, own in enumerate(ranks)]
-        wires = SimpleNamespace(wires={}, context=None, get_monitor_socket=lambda events: None)
+        roster = [HostEntry(f"host-{index}", own, [os.getpid()] * len(own), "") for index, own in enumerate(ranks)]
+        wires = SimpleNamespace(
+            wires={}, context=SimpleNamespace(destroy=lambda: None), get_monitor_socket=lambda events: None
+        )
         links = [one for index in range(len(hosts)) for one in _links(stage, roster, index, wires, settings)]
         self.engines = [Engine(one, settings, SILENT) for one in links]
         for engine in self.engines:
             engine.start()
 
 
-def _links(stage: Stage, hosts: Sequence[Host], index: int, wires: Any, settings: Config) -> list[Link]:
+def _links(stage: Stage, hosts: Sequence[HostEntry], index: int, wires: Any, settings: Config) -> list[Link]:
     """Assemble the links of the ranks of one host."""
     ranks, size = hosts[index].ranks, sum(len(host.ranks) for host in hosts)
     local_size = len(ranks)
     page = HostsBoard.nbytes(local_size, size)
-    control_fd = create_memfd("horovod-control-test", page + RemoteRanks.nbytes(local_size, size))
+    control_fd = create_memfd("horovod-control-test", page + RemoteRanks.nbytes(size))
     arena_fds = [create_memfd("horovod-arena-test", _ARENA_BYTES) for _ in ranks]
 
     @contextlib.contextmanager
-    def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[Shared]:
+    def sharing(world: World, settings: Config, page_bytes: int, rank: int) -> Iterator[Shared]:
         control = Control(control_fd, world.local_rank, local_size, 4 * local_size)
         # Views of one page differ, so a word is known by its host and rank.
         stage.words.update(zip(control._bell_address, ranks, strict=True))
-        arenas = [Arena(fd, _ARENA_BYTES, is_own=rank == world.local_rank) for rank, fd in enumerate(arena_fds)]
+        arenas = [Arena(fd, _ARENA_BYTES) for fd in arena_fds]
         pid_fds, pids = [os.pidfd_open(os.getpid()) for _ in ranks], [os.getpid()] * local_size
-        names = [hosts[index].name] * local_size
-        yield Shared(
-            HostMeeting(control_fd, arena_fds, [_ARENA_BYTES] * local_size, pid_fds, pids, names), control, arenas
-        )
+        names, sizes = [hosts[index].hostname] * local_size, [_ARENA_BYTES] * local_size
+        meeting = HostMeeting(control_fd, arena_fds, sizes, pid_fds, pids, names, ranks)
+        yield Shared(meeting, control, arenas)
 
-    def meet(*_: Any) -> link.Met:
-        return link.Met(Roster(list(hosts), index), wires, [b""] * len(hosts))
-
-    # All ranks of the host have come, so that one may be assembled after the other.
-    remote = RemoteRanks(control_fd, page, local_size, size)
-    for local_rank, rank in enumerate(ranks):
-        remote.come(local_rank, rank)
-    remote.close()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(link, "sharing", sharing)
+            patch.setattr(link, "meet_hosts", lambda *_, **options: MetHosts(list(hosts), wires, index, ""))
+            patch.setattr(link, "_transport_of", lambda *_: LocalTransport())
             worlds = [
-                World(rank, size, local_rank, local_size, index, len(hosts), hosts[index].name, "none", "job", b"")
+                World(rank, size, local_rank, local_size, index, len(hosts), hosts[index].hostname, "none", "job", b"")
                 for local_rank, rank in enumerate(ranks)
             ]
-            return [link.assemble(world, settings, 1, SILENT, meet, lambda *_: LocalTransport()) for world in worlds]
+            return [link.assemble(world, settings, 1, SILENT) for world in worlds]
     finally:
         for fd in (control_fd, *arena_fds):
             os.close(fd)
