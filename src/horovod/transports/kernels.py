@@ -120,6 +120,9 @@ class Kernels(Protocol):
     def copy(self, dst: Buffer, src: Buffer) -> None:
         """Copy ``src`` over ``dst``; same dtype and shape."""
 
+    def clear(self, dst: Buffer) -> None:
+        """Fill ``dst`` with zeros."""
+
     def copier(self, dtype: str, factor: float) -> Copier:
         """Return ``fn(dst, src)``: dst = factor * src."""
 

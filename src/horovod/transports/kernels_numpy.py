@@ -101,6 +101,10 @@ class NumpyKernels(Kernels):
     def copy(self, dst: Array, src: Array) -> None:
         dst[...] = src
 
+    def clear(self, dst: Array) -> None:
+        """Fill ``dst`` with zeros."""
+        dst.fill(0)
+
     def copier(self, dtype: str, factor: float) -> Copier:
         if factor == 1.0:
             return self.copy

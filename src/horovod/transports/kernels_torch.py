@@ -105,6 +105,10 @@ class TorchKernels(Kernels):
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         dst.copy_(src)
 
+    def clear(self, dst: torch.Tensor) -> None:
+        """Fill ``dst`` with zeros."""
+        dst.zero_()
+
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
     def copier(self, dtype: str, factor: float) -> Copier:
         """Return ``fn(dst, src)``, see ``Kernels.copier``."""

@@ -10,6 +10,7 @@ others: it reads their requests, and writes their log. Each word has exactly one
                 LOG_TAIL  how far this rank has read the log
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by rank 0
                 GOAL      the flag value that all must reach before this rank's sleeper needs waking
+                CLEAR     whether readers overwrite this rank's data; see `Clearing`
     once        LOG_HEAD  written by rank 0
                 ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
@@ -47,8 +48,8 @@ PHASE_BITS = 24
 NO_GOAL = (1 << 64) - 1
 
 _LINE = 64
-_LINES_PER_RANK = 8
-_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL = range(_LINES_PER_RANK)
+_LINES_PER_RANK = 9
+_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _CLEAR = range(_LINES_PER_RANK)
 REQUEST_RING_BYTES = 64 << 10
 LOG_RING_BYTES = 1 << 20
 
@@ -90,6 +91,7 @@ class Control:
         self.request_head = [(r * stride + _REQ_HEAD * _LINE) // 8 for r in range(size)]
         self.request_tail = [(r * stride + _REQ_TAIL * _LINE) // 8 for r in range(size)]
         self.goal = [(r * stride + _GOAL * _LINE) // 8 for r in range(size)]
+        self.clears = [(r * stride + _CLEAR * _LINE) // 8 for r in range(size)]
         self.log_head = stride * size // 8
         self._rounds = self.log_head + 1
         if rank == 0:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from horovod.core.collectives import is_reduction
+from horovod.core.collectives import COLLECTIVES, is_reduction
 from horovod.core.requests import Kind
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Maker, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import aligned
-from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.reuse import Budget
+from horovod.transports.shm.clearing import LEAST_BYTES
 from horovod.transports.shm.slots import factor_on_send, left_to_reduce, most_views
+from horovod.transports.shm.staging import Staging
 
 __all__ = ["ROUTINES", "Plan"]
 
@@ -35,8 +35,7 @@ class Plan:
     """Executes an entry whose data was sent along; keeps the data that stays the same each time.
 
     Args:
-        arenas: every rank's arena, by rank.
-        budget: the limit of kept views of the members' places.
+        staging: every rank's arena, the limit of kept views, and the overwriting of read data.
         entry: the entry.
         kernels: name of the kernels that understand this rank's buffers.
 
@@ -45,9 +44,8 @@ class Plan:
         run: executes the entry for a work; every member's data lies at its offset.
     """
 
-    def __init__(self, arenas: Sequence[Arena], budget: Budget, entry: Entry, kernels: str) -> None:
-        self._arenas = arenas
-        self._budget = budget
+    def __init__(self, staging: Staging, entry: Entry, kernels: str) -> None:
+        self._arenas, self._budget, self._clearing = staging.arenas, staging.budget, staging.clearing
         self._entry, self.me = entry, entry.me
         self._kernels = kernels
         response = entry.response
@@ -72,6 +70,10 @@ class Plan:
         # Indexed by tensor and member: the rows that this rank takes; empty if each rank takes all.
         self._taken = self._rows_for_each()
         self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
+        if len(members) == 2 and entry.most_bytes >= LEAST_BYTES:
+            self._other = members[1 - self.me]
+            if request.root == self._other or not COLLECTIVES[request.kind].has_root:
+                self._routine, self.run = self.run, self._run_and_clear
 
     def views(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         """Return the data that this rank takes, by tensor and then by member, from where each member has put it."""
@@ -89,6 +91,11 @@ class Plan:
             self._rows.clear()
         self._rows[offsets] = rows
         return rows
+
+    def _run_and_clear(self, work: Work, offsets: tuple[int, ...]) -> None:
+        self._routine(work, offsets)
+        for row in self.views(offsets):
+            self._clearing.clear(self._other, row[1 - self.me], kernels_named(self._kernels))
 
     def _rows_for_each(self) -> list[list[slice]]:
         response, me = self._entry.response, self._entry.me

@@ -109,7 +109,7 @@ def _spread(
     phase: int = 0,
 ) -> None:
     """Show the ``counts`` elements of each member to all; they go to ``starts`` of each output."""
-    members, copy = entry.response.members, kernels_named(work.kernels).copy
+    members, library = entry.response.members, kernels_named(work.kernels)
     dtypes = [spec.dtype for spec in entry.response.requests[0].tensors]
     steps = [CHUNK_BYTES // ITEMSIZE[dtype] for dtype in dtypes]
     rounds = [(index, low) for index in range(len(inputs)) for low in range(0, max(counts[index]), steps[index])]
@@ -119,7 +119,7 @@ def _spread(
         high = min(low + steps[index], counts[index][entry.me])
         if low < high:
             slot = staging.arena.view(work.kernels, offset, dtypes[index], (high - low,))
-            copy(slot, inputs[index][low:high])  # type: ignore[index]
+            library.copy(slot, inputs[index][low:high])  # type: ignore[index]
 
     def drain(round_: int, offset: int) -> None:
         index, low = rounds[round_]
@@ -133,7 +133,9 @@ def _spread(
             else:
                 shown = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
             start = starts[index][i]
-            copy(outputs[index][start + low : start + high], shown)  # type: ignore[index]
+            library.copy(outputs[index][start + low : start + high], shown)  # type: ignore[index]
+            if i != entry.me and len(members) == 2:
+                staging.clearing.clear(rank, shown, library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain, phase)
 
@@ -192,7 +194,7 @@ def _exchange(
     staging: Staging, sequence: int, entry: Entry, work: Work, row: int, source: Buffer, output: Buffer, phase: int
 ) -> None:
     """Do the alltoall through the staging buffers."""
-    copy, members, me, matrix = kernels_named(work.kernels).copy, entry.response.members, entry.me, entry.splits
+    library, members, me, matrix = kernels_named(work.kernels), entry.response.members, entry.me, entry.splits
     parts, dtype = len(members), entry.response.requests[0].tensors[0].dtype
     received = [splits[me] for splits in matrix]
     part_bytes = CHUNK_BYTES // parts // LINE * LINE
@@ -206,7 +208,7 @@ def _exchange(
             high = min(low + step, stop)
             if low < high and i != me:
                 slot = staging.arena.view(work.kernels, offset + i * part_bytes, dtype, (high - low,))
-                copy(slot, source[low:high])
+                library.copy(slot, source[low:high])
             start = stop
 
     def drain(round_: int, offset: int) -> None:
@@ -216,10 +218,11 @@ def _exchange(
             high = min(low + step, stop)
             if low < high and i != me:
                 view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, dtype, (high - low,))
-                copy(output[low:high], view)
+                library.copy(output[low:high], view)
+                staging.clearing.clear(rank, view, library)
             elif low < high:
                 first = sum(matrix[me][:me]) * row + round_ * step
-                copy(output[low:high], source[first : first + high - low])
+                library.copy(output[low:high], source[first : first + high - low])
             start = stop
 
-    staging.rounds(sequence, members, rounds, fill, drain, phase)
+    staging.rounds(sequence, members, rounds, fill, drain, phase, part_bytes * (parts - 1))

@@ -200,5 +200,8 @@ def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -
         ]
         base = bounds[index][entry.me][0]
         reducers[index](outputs[index][low - base : high - base], sources)
+        for i, rank in enumerate(members):
+            if i != entry.me:
+                staging.clearing.clear(rank, sources[i], library)
 
-    staging.rounds(sequence, members, len(rounds), fill, drain)
+    staging.rounds(sequence, members, len(rounds), fill, drain, filled=part_bytes * (parts - 1))

@@ -13,6 +13,7 @@ from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import are_spread, kernels_named
 from horovod.transports.pieces import LINE, aligned
 from horovod.transports.shm.arena import INLINE_BYTES, ROTATION_BYTES, Arena
+from horovod.transports.shm.clearing import LEAST_BYTES
 from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.reuse import Budget
 
@@ -67,6 +68,7 @@ class Sender:
     Attributes:
         nbytes: bytes of one submission, including alignment.
         is_large: whether a library may spread a tensor of it over several threads.
+        is_timed: whether to tell ``Clearing`` how long a submission takes.
         step: its places are multiples of this many bytes, so that there are few of them.
         rotation: bytes through which its places rotate while no more are needed.
     """
@@ -82,6 +84,7 @@ class Sender:
         self._places: dict[int, list[Buffer]] = {}
         self.nbytes = max(LINE, sum(aligned(spec.nbytes) for spec in request.tensors))
         self.is_large = are_spread(request.tensors)
+        self.is_timed = members == 2 and self.nbytes >= LEAST_BYTES
         self.step = 1 << (self.nbytes - 1).bit_length()
         self._most = most_views(self.nbytes)
         self.rotation = max(self.step, min(ROTATION_BYTES, _places_of(self.nbytes) * self.step))

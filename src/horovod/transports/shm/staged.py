@@ -125,6 +125,7 @@ def _read_all(
             shown = sources[1 - me]
             own = target if outputs[segment] is inputs[segment] else inputs[segment][low:high]
             reducers[segment](target, [shown, own] if me else [own, shown])
+            staging.clearing.clear(members[1 - me], shown, layout.libraries[segment])
 
     staging.rounds(sequence, members, -(-layout.total // CHUNK_BYTES), fill, drain, phase)
 

@@ -8,9 +8,11 @@ has read c-3, and this rank waited for that in its own round c-1. So no reader i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 
 from horovod.transports.results import ResultPool
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
+from horovod.transports.shm.clearing import Clearing
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.reuse import Budget
@@ -33,9 +35,13 @@ class Staging:
         self.rank = flags.control.rank
         self.arena = arenas[self.rank]  # this rank's arena
         self.budget = Budget()  # the limit of kept views of recurring operations
+        self.clearing = Clearing(flags.control)
         self._last: tuple[Sequence[int], int] = ((), 0)
 
-    def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0) -> int:
+    def rounds(
+        self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0,
+        filled: int = CHUNK_BYTES,
+    ) -> int:  # fmt: skip
         """Run ``count`` rounds.
 
         Args:
@@ -45,6 +51,7 @@ class Staging:
             fill: ``fill(round, offset)`` writes this rank's part to its own buffer at ``offset``.
             drain: ``drain(round, offset)`` reads all members' parts at ``offset``.
             phase: how many phases of the entry are over; more than 0 when rounds follow rounds.
+            filled: bytes that ``fill`` writes in a full round.
 
         Returns:
             How many phases of the entry are over after these rounds.
@@ -53,15 +60,20 @@ class Staging:
             # The tensors are empty everywhere: this rank must not wait for itself.
             return phase
         flags, base = self.flags, self._begin(sequence, members, phase)
-        fill(0, self.offset(0))
+        self._fill(fill, 0, filled)
         flags.post(base + 1, members)
         for c in range(count):
             if c + 1 < count:
-                fill(c + 1, self.offset(c + 1))
+                self._fill(fill, c + 1, filled)
                 flags.post(base + c + 2, members)
             flags.wait(members, base + c + 1)
             drain(c, self.offset(c))
         return base + count - (sequence << PHASE_BITS)
+
+    def _fill(self, fill: Step, round_: int, nbytes: int) -> None:
+        began = monotonic_ns()
+        fill(round_, self.offset(round_))
+        self.clearing.note(nbytes, monotonic_ns() - began)
 
     def _begin(self, sequence: int, members: Sequence[int], phase: int) -> int:
         """Wait until the buffers may be filled; return the flag from which rounds count."""

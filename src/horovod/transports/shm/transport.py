@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import Any
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
@@ -104,11 +105,14 @@ class ShmTransport(Transport):
         note = self._slots.take(work, inline)
         if note == NO_NOTE:
             return note
+        began = monotonic_ns() if inline.is_timed else 0
         if inline.is_large and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
                 inline.send(work, note)
         else:
             inline.send(work, note)
+        if began:
+            self.staging.clearing.note(inline.nbytes, monotonic_ns() - began)
         return note
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
@@ -138,7 +142,7 @@ class ShmTransport(Transport):
         if notes:
             plan = entry.cache.kept.get("inline")
             if plan is None:
-                plan = entry.cache.get("inline", lambda: Plan(self.arenas, self.staging.budget, entry, work.kernels))
+                plan = entry.cache.get("inline", lambda: Plan(self.staging, entry, work.kernels))
             plan.run(work, notes)
         elif len(entry.response.members) == 1:
             for entry, work in batch:
