@@ -50,7 +50,7 @@ def test_the_package_itself_loads_no_framework_and_no_numpy(name: str) -> None:
     assert not loaded_by(name) & {*FRAMEWORKS, "numpy", "rich", "cloudpickle", "yaml"}
 
 
-@pytest.mark.parametrize("name", ["horovod.launch.cli", "horovod.launch.run", "horovod.core", "horovod.rendezvous"])
+@pytest.mark.parametrize("name", ["horovod.launch.command", "horovod.launch.run", "horovod.core", "horovod.rendezvous"])
 def test_launcher_and_core_load_no_framework(name: str) -> None:
     assert not loaded_by(name) & {*FRAMEWORKS, "numpy"}
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import started
+from launching import horovodrun, started
 
 from horovod.launch.signals import ToldToEnd, told_to_end
 from horovod.timeline.dumps import read_folder
@@ -105,6 +105,28 @@ def test_the_keeper_survives_a_signal_to_everybody() -> None:
         ended = running.end()
     assert keepers
     assert ended.code == 0, ended.err
+
+
+# As a callback that is called while a module is loaded, or an extension that clears errors.
+LOADS = """
+import os, signal, sys
+
+class Swallows:
+    def find_spec(self, name, *_):
+        try:
+            name == "msgspec" and os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            pass
+
+sys.meta_path.insert(0, Swallows())
+from horovod.launch.cli import main
+sys.exit(main(["-np", "1", "true"]))
+"""
+
+
+def test_a_signal_is_not_lost_while_modules_are_loaded() -> None:
+    ended = horovodrun(program=[PY, "-c", LOADS])
+    assert (ended.code, ended.err) == (130, "horovodrun: SIGINT received; no rank was started\n")
 
 
 def test_a_signal_is_not_lost_in_code_that_catches_everything() -> None:

@@ -1,6 +1,6 @@
 """Starts processes and watches them; loads no framework and no engine.
 
-cli, run                        the two ways in: horovodrun, and horovod.run(fn)
+cli, command, run               the two ways in: horovodrun, and horovod.run(fn)
 flags, hosts                    the user's options, and the hosts
 assemble, host_checks, ssh      other hosts, checked side by side before anything starts
 mpi, mpi_run                    the command line of mpirun, for jobs whose ranks mpirun starts

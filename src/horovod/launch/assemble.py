@@ -20,6 +20,7 @@ from horovod.launch.hosts import HostSlots, Place, is_this_host, parse_hostfile,
 from horovod.launch.job import Job
 from horovod.launch.plan import LaunchPlan, LaunchRequest, Share, make_plan
 from horovod.launch.remote import jobs_of
+from horovod.launch.signals import held_back
 from horovod.launch.ssh import Access
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
     access = access_for(request, access, settings)
     if len(where) > 1:
         # Import this before agents wait for heartbeats: it may take seconds on a network file system.
-        importlib.import_module("horovod.rendezvous.service")
+        with held_back():
+            importlib.import_module("horovod.rendezvous.service")
     found = check_hosts(others, here, access)
     cores = {name: check.hello.cores for name, check in found.items() if check.hello is not None}
     shares = tuple(

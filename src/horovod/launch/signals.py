@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["ToldToEnd", "handled", "told_to_end", "wanted_signals"]
+__all__ = ["ToldToEnd", "handled", "held_back", "told_to_end", "wanted_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -19,6 +19,8 @@ class ToldToEnd(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = signal.Signals(number)
+        #: A line for the user.
+        self.text = f"{self.number.name} received; no rank was started"
 
 
 def wanted_signals() -> list[signal.Signals]:
@@ -37,6 +39,19 @@ def handled(signals: Sequence[signal.Signals], handle: Callable[[int], None]) ->
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold back the signals that end the job while modules are loaded.
+
+    An exception in the middle of that may get lost, or leave an extension half made: msgspec then crashes later.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -75,13 +75,13 @@ class Supervision:
 
         Blocks until the job has ended.
         """
-        try:
-            with handled(signals, self.signal):
+        with handled(signals, self.signal):
+            try:
                 self.poll.register(self._wake, select.POLLIN)
                 self.start(stdin)
                 self.run()
-        finally:
-            self.close()
+            finally:
+                self.close()
         return self.outcome
 
     def start(self, stdin: int | None) -> None:
@@ -171,7 +171,7 @@ class Supervision:
 
     def wake(self) -> None:
         """Make ``on_poll`` run soon; safe in a signal handler, and from other threads."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full, or closed
             os.write(self._wake_end, b"!")
 
     def _tell(self, order: bytes) -> None:
@@ -331,5 +331,6 @@ class Supervision:
         for job in self._jobs:
             job.close()
         self.streams.close()
+        wake_end, self._wake_end = self._wake_end, -1
         os.close(self._wake)
-        os.close(self._wake_end)
+        os.close(wake_end)
