@@ -266,6 +266,7 @@ def test_empty_yaml_file_says_nothing(tmp_path: Path) -> None:
             r"c.yaml: params.cache_capacity must be a whole number; received 'True'",
         ),
         (["params"], r"c.yaml: expected sections"),
+        ({"timeline": {"filename": ["a"]}}, r"c.yaml: timeline.filename must be a single value; received \['a'\]"),
     ],
     ids=str,
 )

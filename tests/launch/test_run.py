@@ -128,6 +128,7 @@ def test_functions_of_modules_beside_the_script(tmp_path: Path) -> None:
         ({"hosts": "localhost:1", "hostfile": "f"}, "hosts or hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo or use_mpi"),
         ({"num_proc": 0}, "at least 1"),
+        ({"hosts": ["a:2"]}, r"-H \['a:2'\] names no host; give one text with host:slots"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "Requested more processes"),
         ({"min_num_proc": 2, "num_proc": 1}, "^num_proc 1 must lie between min_num_proc 2 and max_num_proc 1$"),
         (

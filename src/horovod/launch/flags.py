@@ -350,6 +350,8 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
             if path not in known:
                 meant = nearest(path, list(known))
                 raise UsageError(f"{source}: unknown key {path}" + (f"; did you mean {meant}?" if meant else ""))
+            if isinstance(value, list | dict):
+                raise UsageError(f"{source}: {path} must be a single value; received {value!r}")
             if value is not None:
                 variables[known[path].env] = _to_variable(known[path], str(value), f"{source}: {path}")
     return variables

@@ -39,9 +39,10 @@ def parse_hosts(text: str) -> list[HostSlots]:
     Raises:
         ValueError: an entry is not of that form.
     """
-    hosts = [_host(entry.strip(), "", f"-H {text}") for entry in text.split(",") if entry.strip()]
+    entries = text.split(",") if isinstance(text, str) else []
+    hosts = [_host(entry.strip(), "", f"-H {text}") for entry in entries if entry.strip()]
     if not hosts:
-        raise ValueError(f"-H {text!r} names no host; give host:slots, such as localhost:2")
+        raise ValueError(f"-H {text!r} names no host; give one text with host:slots, such as localhost:2,other:4")
     return hosts
 
 
