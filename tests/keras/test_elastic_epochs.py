@@ -51,7 +51,9 @@ def _lost_after_validation() -> None:
         begun: list[int] = []
         callbacks = [
             keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: hvd.allreduce(np.ones(1, "float32"), name="end")),
-            keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch)),
+            keras.callbacks.LambdaCallback(
+                on_train_begin=lambda logs: begun.append(-1), on_epoch_begin=lambda epoch, logs: begun.append(epoch)
+            ),
         ]
 
         @hvd.elastic.run
@@ -62,7 +64,7 @@ def _lost_after_validation() -> None:
 
         with losing(which) as losses:
             history = train(state)
-        assert (losses.count, state.progress, begun) == (len(which), 6, [0, 1, 2])
+        assert (losses.count, state.progress, begun) == (len(which), 6, [-1, 0, 1, 2])
         return history.epoch, history.history
 
     wanted, found = trained(()), trained((6,))

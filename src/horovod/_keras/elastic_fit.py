@@ -105,6 +105,8 @@ class _Training:
         #: Whether this process is new and joins ranks that are already inside ``fit``.
         self._joins = state._fit_goes_on
         self._has_begun = False
+        #: The callbacks whose ``on_train_begin`` has run, here or in a ``fit`` that a loss has interrupted.
+        self._begun, state._begun = state._begun, ()
         self.offset = 0
         if state._fit_place is not None:
             data.load_state_dict(state._fit_place)
@@ -124,7 +126,7 @@ class _Training:
                     if self._is_over():
                         break
         except (HorovodInternalError, HostsUpdatedInterrupt):
-            state._interrupted = self._history
+            state._interrupted, state._begun = self._history, self._begun
             raise
         finally:
             state._fit_goes_on = False
@@ -208,14 +210,19 @@ class _Training:
 
     # -- what callbacks see --------------------------------------------------------------------------------------
 
-    def begin(self, callbacks: Sequence[Any], call: Callable[[], None]) -> None:
+    def begin(self, numbered: Any, call: Callable[[], None]) -> None:
         if self._has_begun:
             return
         self._has_begun = True
+        callbacks = numbered.callbacks
         for callback in callbacks:
             if isinstance(callback, Broadcast):
                 callback.joins = self._joins
+        # The others keep their counts, such as EarlyStopping's patience; Broadcast meets that of a new rank.
+        known = {id(callback) for callback in self._begun if not isinstance(callback, Broadcast)}
+        numbered.callbacks = [callback for callback in callbacks if id(callback) not in known]
         call()
+        numbered.callbacks = self._begun = callbacks
         state, before = self._state, self._state._interrupted
         if before is not None and max(before.epoch, default=-1) < state.epoch:
             self._history.epoch, self._history.history = before.epoch, before.history
@@ -247,7 +254,7 @@ def _numbered(base: Any) -> Any:
         training: _Training
 
         def on_train_begin(self, logs: Any = None) -> None:
-            self.training.begin(self.callbacks, lambda: super(Numbered, self).on_train_begin(logs))
+            self.training.begin(self, lambda: super(Numbered, self).on_train_begin(logs))
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if not self.training.is_at_end:

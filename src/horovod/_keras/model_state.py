@@ -45,6 +45,8 @@ class ModelState(VariablesState):
     _history: Any = None
     #: Keras' history of a ``fit`` that a loss has interrupted.
     _interrupted: Any = None
+    #: Its callbacks that have begun.
+    _begun: Sequence[Any] = ()
     #: The metrics of the last epoch's training.
     _fit_logs: Any = None
     _has_met = False
