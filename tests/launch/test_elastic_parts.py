@@ -145,6 +145,9 @@ def test_losses_and_joins_are_told_with_their_times() -> None:
     assert ledger.causes() == ["    rank 1 (pid 7 on a:1) was killed by SIGKILL"]
     ledger.ended(151.0, "rank 0 (pid 6 on a:0) was lost", None)
     assert ledger.summary(201.0, 200).endswith("60.50 of 200.0 s lost, goodput 69.8%"), "nobody came in its place"
+    assert ledger.begin(201.0, 4, 1, [], 200) != []
+    ledger.changing(221.0)
+    assert ledger.summary(301.0, 200).endswith("140.50 of 300.0 s lost, goodput 53.2%"), "a member never came"
 
 
 def test_an_undisturbed_job_has_no_summary() -> None:

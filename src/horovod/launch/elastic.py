@@ -335,6 +335,10 @@ class ElasticJob(Supervision):
     def _end(self, why: str) -> None:
         """End the job; an empty reason means success."""
         self._finish = Finish(why)
+        for process, reason in self._members.fenced.items():  # the kernel has not ended them yet
+            who, how = self._name(process), f"was killed by {self.plan.display.launcher}: {reason}"
+            for line in self._members.lost(time.monotonic(), process, who, how, 128 + signal.SIGKILL, ""):
+                self.say(line)
         for job in tuple(self._running.values()):
             job.finish()
         if why:

@@ -130,7 +130,7 @@ class Ledger:
         if self._began_s is None or not (self.resets or self.failures):
             return ""
         total_s = max(now_s - self._began_s, 1e-9)
-        waited_s = now_s - self._changed_s if self._gone and self._changed_s is not None else 0.0
+        waited_s = now_s - self._changed_s if self._changed_s is not None else 0.0
         lost_s = self.lost_s + waited_s  # for others that did not come
         goodput = max(0.0, 1 - lost_s / total_s)
         return (
