@@ -1,17 +1,38 @@
-"""Elastic jobs that end while the kernel holds a killed rank."""
+"""Elastic jobs that end while their script runs, or while the kernel holds a killed rank."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import sys
+from pathlib import Path
 
 import pytest
+from launching import started
 
 import horovod
 from horovod.core import membership
 from horovod.launch.local import LocalJob
 
+PY = sys.executable
 HOST = os.uname().nodename
+#: Lets the script take its time.
+PATIENT = [
+    PY,
+    "-c",
+    "import sys; from horovod.launch import cli, discovery; discovery.LIMIT_S = 1000; sys.exit(cli.main())",
+]
+
+
+def test_ctrl_c_does_not_wait_for_the_script(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "asked")
+    flags = ("-np", "2", "--host-discovery-script", f"echo up > {tmp_path}/asked; exec sleep 1000")
+    with started(*flags, PY, "-c", "1", ranks=0, program=PATIENT) as running:
+        assert (tmp_path / "asked").read_text() == "up\n"
+        running.process.send_signal(signal.SIGINT)
+        ended = running.end()
+    assert (ended.code, ended.err) == (130, "horovodrun: SIGINT received; nothing is left running\n")
 
 
 def test_a_killed_rank_that_the_kernel_holds_until_the_end_is_a_loss(

@@ -108,13 +108,15 @@ class Discovery:
     """Runs the script each second, in a thread.
 
     After each change, the thread calls ``told`` with the hosts and a line for the user, which may be empty. A host for
-    which the script prints no number has ``slots``; ``own`` is the name of this machine in the job.
+    which the script prints no number has ``slots``; ``own`` is the name of this machine in the job. ``is_over`` says
+    whether nobody needs an answer any more.
     """
 
     def __init__(
-        self, script: str, slots: int, own: str, environ: Mapping[str, str], told: Callable[[Hosts, str], None]
-    ) -> None:
-        self._script, self._slots, self._own, self._told = script, slots, own, told
+        self, script: str, slots: int, own: str, environ: Mapping[str, str], told: Callable[[Hosts, str], None],
+        is_over: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._script, self._slots, self._own, self._told, self._is_over = script, slots, own, told, is_over
         self._is_here = functools.cache(is_this_host)
         job = environ[JOB_ID] + "-discovery"
         self._job = LocalJob(LaunchPlan(("/bin/sh", "-c", script), own, {**environ, JOB_ID: job}, ()))
@@ -142,7 +144,7 @@ class Discovery:
     def _run(self) -> None:
         while not self._closed.wait(PERIOD_S):
             answer = self._ask()
-            if self._closed.is_set():
+            if self._closed.is_set() or self._is_over():
                 return
             before = self._answers.hosts
             line = self._answers.add(answer)
@@ -162,7 +164,7 @@ class Discovery:
         deadline: float | None = time.monotonic() + LIMIT_S
         status: int | None = None
         try:
-            while not self._closed.is_set():
+            while not (self._closed.is_set() or self._is_over()):
                 self._job.flush()
                 poll.poll(100)
                 for end, text in texts.items():

@@ -95,11 +95,11 @@ class ElasticJob(Supervision):
         self.poll.register(self._service.fileno(), select.POLLIN)
         if options.script:
             self._discovery = Discovery(
-                options.script, options.slots, self.plan.hostname, self.plan.environ, self._told
+                options.script, options.slots, self.plan.hostname, self.plan.environ, self._told, self.is_final
             )
             self._answer = self._discovery.start()
             slots, fewest = sum(offer.slots for offer in self._answer.values()), options.minimum
-            if slots < fewest:
+            if slots < fewest and not self.is_final():
                 self.say(f"waiting for hosts: the script names {slots} of at least {fewest} slots")
         self._pool.offer(self._answer)
         self._update(is_changed=True)
