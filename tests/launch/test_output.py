@@ -280,6 +280,8 @@ def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
     assert sink.data == before + _labelled(0, TRACEBACK) + _labelled(3, worse)
     assert tracebacks.summary() == ["ranks 1, 2 ended with the same traceback as rank 0"]
     assert tracebacks.summary(lambda rank: rank + 5) == ["ranks 6, 7 ended with the same traceback as rank 5"]
+    ranks = {0: None, 1: 4, 2: None}
+    assert tracebacks.summary(ranks.get) == ["rank 4 and a new process ended with the same traceback as a new process"]
 
 
 def test_tracebacks_of_muted_ranks_are_not_counted() -> None:

@@ -264,8 +264,8 @@ class ElasticJob(Supervision):
         place = self.places[process]
         return Slot(place.job.host, place.slot)
 
-    def rank_of(self, process: int) -> int:
-        return self._members.ranks.get(process, process)
+    def rank_of(self, process: int) -> int | None:
+        return self._members.rank_of(process)
 
     def on_exit(self, ended: Exit) -> None:
         process, slot = ended.rank, self._slot_of(ended.rank)

@@ -70,6 +70,10 @@ class ElasticMembers:
         self._leavers |= dict.fromkeys(leavers, (last, progress, self.ledger.result))
         return lines
 
+    def rank_of(self, process: int) -> int | None:
+        """Return the current or last rank of a process; the provisional one before the first generation."""
+        return self.ranks.get(process, self._last_ranks.get(process, None if self.ledger.size else process))
+
     def name(self, process: int) -> str:
         """Return the current or last rank of a process, in words."""
         rank = self.ranks.get(process, self._last_ranks.get(process))

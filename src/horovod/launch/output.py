@@ -16,7 +16,7 @@ import select
 import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from horovod.launch.rotation import OutputFile
@@ -329,9 +329,18 @@ class Tracebacks:
             self._same.setdefault(first, []).append(rank)
         return first != rank
 
-    def summary(self, rank_of: Callable[[int], int] = int) -> list[str]:
-        """Return a line for each traceback that was shown once instead of several times; ranks as users know them."""
+    def summary(self, rank_of: Callable[[int], int | None] = int) -> list[str]:
+        """Return a line for each traceback that was shown once instead of several times; ranks as users know them, and
+        None for a process that has never had one.
+        """
         return [
-            f"{list_ranks(sorted(map(rank_of, others)))} ended with the same traceback as rank {rank_of(first)}"
+            f"{_named(map(rank_of, others))} ended with the same traceback as {_named([rank_of(first)])}"
             for first, others in sorted(self._same.items())
         ]
+
+
+def _named(ranks: Iterable[int | None]) -> str:
+    every = list(ranks)
+    known, count = sorted(rank for rank in every if rank is not None), every.count(None)
+    new = "a new process" if count == 1 else f"{count} new processes"
+    return " and ".join([list_ranks(known)] * bool(known) + [new] * bool(count))

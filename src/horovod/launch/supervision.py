@@ -88,8 +88,8 @@ class Supervision:
         """Start the job."""
         raise NotImplementedError
 
-    def rank_of(self, process: int) -> int:
-        """Return the rank, as users know it, of a process that was started as this one."""
+    def rank_of(self, process: int) -> int | None:
+        """Return the rank, as users know it, of a process that was started as this one; None if it never had one."""
         return process
 
     def on_exit(self, ended: Exit) -> None:
