@@ -42,6 +42,15 @@ class _OnlyCompresses(hvd.Compression.none.__base__):  # type: ignore[name-defin
         return tensor, None
 
 
+@pytest.mark.parametrize("name", ["allreduce", "allreduce_async", "grouped_allreduce_async_", "reducescatter_async"])
+def test_errors_about_the_number_of_arguments_name_a_public_function(name: str) -> None:
+    plain = re.sub("^grouped_|_async|_$", "", name)
+    with pytest.raises(TypeError, match=rf"^{plain}\(\) takes from 1 to \d positional arguments but 9 were given"):
+        getattr(hvd, name)(*range(9))
+    with pytest.raises(TypeError, match=rf"^({plain}|{name})\(\) missing 1 required positional argument: 'tensors?'"):
+        getattr(hvd, name)()
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("call", "text"),

@@ -85,7 +85,9 @@ def derive(
             args = (*args, kwargs.pop(key))
         return function(*args, **kwargs)
 
-    return _label(variant, plain, begins=begins, in_place=in_place, is_grouped=is_grouped, is_method=is_method)
+    labelled = _label(variant, plain, begins=begins, in_place=in_place, is_grouped=is_grouped, is_method=is_method)
+    function.__qualname__ = variant.__name__
+    return labelled
 
 
 def _label(
@@ -93,7 +95,7 @@ def _label(
     is_grouped: bool = False, is_method: bool = False,
 ) -> Callable[..., R]:  # fmt: skip
     """Give a variant its name, signature and docstring; see ``derive``."""
-    name = plain.__name__.lstrip("_")
+    name = plain.__qualname__ = plain.__name__.lstrip("_")  # Python's errors about arguments say ``allreduce()``
     first, *others = inspect.signature(plain).parameters.values()
     before = [inspect.Parameter("self", first.kind)] if is_method else []
     variant.__name__ = f"{'grouped_' * is_grouped}{name}{'_async' * begins}{'_' * in_place}"
