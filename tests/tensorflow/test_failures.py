@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,47 @@ def test_a_dataset_that_takes_several_elements_at_once_refuses_collectives() -> 
     ):
         with pytest.raises(hvd.HorovodInternalError, match="Leave out num_parallel_calls"):
             parallel()
+
+
+def _late(number: Any) -> Any:
+    """Return ``number``, but later on one rank if it is odd, and on the other one if it is even."""
+
+    def wait(number: Any) -> Any:
+        if number % 2 == hvd.rank():
+            time.sleep(0.05)
+        return number
+
+    made = tf.numpy_function(wait, [number], number.dtype, stateful=False)
+    made.set_shape([])
+    return made
+
+
+def _in_a_loop_of_version_one(one: Any, turns: int) -> Any:
+    def step(i: Any, rows: Any) -> Any:
+        return i + 1, rows.write(i, one(i))
+
+    begin = [0, tf.TensorArray(tf.int32, 6)]
+    return tf.compat.v1.while_loop(lambda i, _: i < 6, step, begin, parallel_iterations=turns)[1].stack()
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["control flow v1", "control flow v2"])
+@on_ranks(2, framework="tensorflow", env={"TF_NUM_INTEROP_THREADS": "6"})
+def test_a_loop_of_version_one_that_takes_several_turns_at_once_refuses_collectives(is_new: bool) -> None:
+    (tf.compat.v1.enable_control_flow_v2 if is_new else tf.compat.v1.disable_control_flow_v2)()
+
+    def total(i: Any) -> Any:
+        return hvd.allreduce(_late(i), op=hvd.Sum, name="total")
+
+    for build in (
+        lambda turns: _in_a_loop_of_version_one(total, turns),
+        lambda turns: _in_a_loop_of_version_one(tf.function(total), turns),
+        lambda turns: _in_a_loop_of_version_one(lambda i: tf.cond(i >= 0, lambda: total(i), lambda: i), turns),
+        lambda turns: tf.map_fn(total, tf.range(6), parallel_iterations=turns),
+    ):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            np.testing.assert_array_equal(session.run(build(1)), 2 * np.arange(6))
+            with pytest.raises(ValueError, match=r"parallel_iterations=3: .*Pass parallel_iterations=1 to the"):
+                build(3)
 
 
 def _more_variables(mode: str) -> str:

@@ -20,7 +20,7 @@ from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.tensorflow.failures import translated
-from horovod.tensorflow.nodes import is_recorded, node, refuse_parallel_dataset, unique_name, user_site
+from horovod.tensorflow.nodes import is_recorded, node, refuse_parallel, unique_name, user_site
 from horovod.tensorflow.requests import OP_TYPES, GraphRequest
 from horovod.tensorflow.runtime import comm
 
@@ -81,7 +81,7 @@ def _node(
     members = settings.get("process_set", 0)
     if members and members not in context.engine().sets:
         raise RequestError(f"{op_type}: process set {members} does not exist; was it removed?")
-    refuse_parallel_dataset()
+    refuse_parallel()
     node_name, key = unique_name(op_type, name, tensors, ignore_name_scope)
     graph = tf.compat.v1.get_default_graph()
     last = _last_of_all.get(graph)

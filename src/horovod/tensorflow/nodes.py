@@ -21,7 +21,7 @@ from horovod.tensorflow import kernels, order, unsafe, xla
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.requests import GraphRequest
 
-__all__ = ["is_recorded", "node", "refuse_parallel_dataset", "unique_name", "user_site"]
+__all__ = ["is_recorded", "node", "refuse_parallel", "unique_name", "user_site"]
 
 kernels.register()
 unsafe.skip_autograph()
@@ -39,19 +39,28 @@ def user_site() -> Site:
     return sites.user_site()
 
 
-def refuse_parallel_dataset() -> None:
-    """Refuse a collective in a function that ``tf.data`` runs for several elements at once: ranks match executions by
+def refuse_parallel() -> None:
+    """Refuse a collective in a function that runs for several elements or iterations at once: ranks match executions by
     their order.
 
     Raises:
-        RequestError: the function being traced is one of ``Dataset.map(num_parallel_calls=)`` or the like.
+        RequestError: the function being traced is one of ``Dataset.map(num_parallel_calls=)`` or the like; or the body
+            of a loop in a graph of TensorFlow 1 that has ``parallel_iterations`` above 1.
     """
     for frame, _ in traceback.walk_stack(None):
-        is_dataset = frame.f_code.co_name == "__init__" and "/tensorflow/python/data/" in frame.f_code.co_filename
-        if is_dataset and "Parallel" in type(frame.f_locals["self"]).__name__:
+        code, given = frame.f_code, frame.f_locals
+        is_dataset = code.co_name == "__init__" and "/tensorflow/python/data/" in code.co_filename
+        if is_dataset and "Parallel" in type(given["self"]).__name__:
             raise RequestError(
                 "a collective cannot run in a Dataset.map() or interleave() with num_parallel_calls: its elements come "
                 "in another order on each rank. Leave out num_parallel_calls there, or call it on the batches outside"
+            )
+        is_loop = code.co_name == "while_loop" and code.co_filename.endswith("/tensorflow/python/ops/while_loop.py")
+        if is_loop and given["parallel_iterations"] > 1 and not order.has_tokens():
+            raise RequestError(
+                "a collective cannot run in a loop of a graph of TensorFlow 1 with parallel_iterations="
+                f"{given['parallel_iterations']}: its iterations come in another order on each rank. Pass "
+                "parallel_iterations=1 to the tf.while_loop(), tf.map_fn() or the like, or call it outside"
             )
 
 

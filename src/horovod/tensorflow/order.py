@@ -18,7 +18,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.saved_model import save_context
 
-__all__ = ["derivative_of", "distinct", "token"]
+__all__ = ["derivative_of", "distinct", "has_tokens", "token"]
 
 _UNSAVEABLE = (
     "it holds a collective of horovod, which needs the other ranks of this job. Export an object without the training "
@@ -42,6 +42,12 @@ def distinct(key: str) -> str:
     return found
 
 
+def has_tokens() -> bool:
+    """Return whether TensorFlow keeps an order here: not in graphs of TensorFlow 1, and functions called there."""
+    with tf.init_scope():
+        return bool(tf.executing_eagerly())
+
+
 def token(key: str) -> Any:
     """Return the token of a name: the handle of a variable, as an input for a node of this graph.
 
@@ -55,13 +61,12 @@ def token(key: str) -> Any:
         return None
     if forward is not None and forward is not graph and not isinstance(graph, _PARTS):
         return None
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            return None
-        if key not in _tokens:
-            # Not tf.Variable, which consults the strategy and the enclosing function. The kernels run on the CPU.
-            with tf.device("CPU:0"):
-                _tokens[key] = ResourceVariable(0.0, trainable=False, name="horovod_order")
+    if not has_tokens():
+        return None
+    if key not in _tokens:
+        # Not tf.Variable, which consults the strategy and the enclosing function. The kernels run on the CPU.
+        with tf.init_scope(), tf.device("CPU:0"):
+            _tokens[key] = ResourceVariable(0.0, trainable=False, name="horovod_order")
     return _captured(graph, _tokens[key].handle)
 
 
