@@ -204,14 +204,16 @@ def test_without_zero_grad_averages_add_up() -> bool:
     return True
 
 
-def with_closure(kind: str) -> tuple[torch.Tensor, float]:
+def closing(net: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(net.parameters(), lr=0.1)
+    search = "strong_wolfe" if kind == "lbfgs with line search" else None
+    return torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn=search)
+
+
+def with_closure(kind: str, op: int) -> tuple[torch.Tensor, float]:
     net = linear()
-    base: torch.optim.Optimizer = (
-        torch.optim.LBFGS(net.parameters(), max_iter=4)
-        if kind == "lbfgs"
-        else torch.optim.SGD(net.parameters(), lr=0.1)
-    )
-    optimizer = hvd.DistributedOptimizer(base, net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(closing(net, kind), net.named_parameters(), op=op)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -226,19 +228,15 @@ def with_closure(kind: str) -> tuple[torch.Tensor, float]:
     return everything, float(loss)
 
 
-def closure_alone(kind: str, ranks: int) -> torch.Tensor:
+def closure_alone(kind: str, ranks: int, factor: int) -> torch.Tensor:
     net = linear()
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.LBFGS(net.parameters(), max_iter=4)
-        if kind == "lbfgs"
-        else torch.optim.SGD(net.parameters(), lr=0.1)
-    )
+    optimizer = closing(net, kind)
     sources = [torch.Generator().manual_seed(rank) for rank in range(ranks)]
     x = torch.cat([torch.randn(4, 3, generator=source, dtype=torch.float64) for source in sources])
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss: torch.Tensor = net(x).square().mean()
+        loss: torch.Tensor = net(x).square().mean() * factor
         loss.backward()
         return loss
 
@@ -247,10 +245,13 @@ def closure_alone(kind: str, ranks: int) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lbfgs"])
-def test_closures_see_reduced_gradients(kind: str) -> None:
-    results = run_ranks(2, with_closure, kind)
-    alone = closure_alone(kind, 2)
+@pytest.mark.parametrize(
+    ("kind", "op"),
+    [("sgd", hvd.Average), ("lbfgs", hvd.Average), ("lbfgs", hvd.Sum), ("lbfgs with line search", hvd.Sum)],
+)
+def test_closures_see_reduced_gradients_and_their_loss(kind: str, op: int) -> None:
+    results = run_ranks(2, with_closure, kind, op)
+    alone = closure_alone(kind, 2, 2 if op == hvd.Sum else 1)
     for together, _ in results:
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-11)
 

@@ -160,10 +160,13 @@ class OptimizerMethods:
             self.synchronize()
             self._synchronized = False
             if isinstance(self, torch.optim.LBFGS) and not self._works_alone():
-                # LBFGS repeats the closure depending on the loss: all ranks must see the same loss.
+                # LBFGS repeats the closure depending on the loss: all ranks must see the loss of these gradients.
                 with torch.no_grad():
                     loss = comm.allreduce(
-                        torch.as_tensor(loss), name="DistributedOptimizer.loss", process_set=self.process_set
+                        torch.as_tensor(loss),
+                        name="DistributedOptimizer.loss",
+                        op=self.op,
+                        process_set=self.process_set,
                     )
             return loss
 
