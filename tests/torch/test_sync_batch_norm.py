@@ -32,10 +32,14 @@ def difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     return float((a.detach() - b.detach()).abs().max())
 
 
-def compare(kind: str, sizes: list[int], offset: float, options: dict[str, Any]) -> float:
+def compare(
+    kind: str, sizes: list[int], offset: float, options: dict[str, Any], without: tuple[str, ...] = ()
+) -> float:
     rank, tail = hvd.rank(), SHAPES[kind]
     torch.manual_seed(0)
     reference = plain_layer(len(tail), **options)
+    for name in without:
+        setattr(reference, name, None)
     layer = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(reference))
     assert type(layer) is hvd.SyncBatchNorm
     mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
@@ -51,7 +55,7 @@ def compare(kind: str, sizes: list[int], offset: float, options: dict[str, Any])
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             errors.append(difference(getattr(layer, name), getattr(reference, name)))
     if layer.affine:
-        for name in ("weight", "bias"):
+        for name in sorted({"weight", "bias"}.difference(without)):
             summed = hvd.allreduce(getattr(layer, name).grad, op=hvd.Sum)
             errors.append(difference(summed, getattr(reference, name).grad))
     layer.eval()
@@ -82,6 +86,11 @@ def test_options_of_batch_norm(options: dict[str, Any]) -> None:
         # Then evaluation normalizes with this rank's batch alone, as BatchNorm does; compared on the same input.
         options = {**options, "affine": True}
     assert max(run_ranks(2, compare, "2d", [3, 5], 0.0, options)) < 1e-10
+
+
+@pytest.mark.parametrize("without", ["weight", "bias"])
+def test_weight_or_bias_may_be_missing(without: str) -> None:
+    assert max(run_ranks(2, compare, "2d", [3, 5], 0.0, {}, (without,))) < 1e-10
 
 
 def trains(passes: int) -> torch.Tensor:

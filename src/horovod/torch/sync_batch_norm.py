@@ -163,9 +163,9 @@ class _Normalize(torch.autograd.Function):
         mean_grad, mean_dot = sums / ctx.count
         scale = inverse if weight is None else inverse * weight
         grad_input = (grad_wide - _wide(mean_grad, input) - normal * _wide(mean_dot, input)) * _wide(scale, input)
-        if weight is None:
-            return grad_input.to(input.dtype), None, None, None, None
-        return grad_input.to(input.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
+        # A layer may have no weight, or no bias.
+        of_weight, of_bias = ctx.needs_input_grad[1:3]
+        return grad_input, grad_weight if of_weight else None, grad_bias if of_bias else None, None, None
 
 
 _normalize: Callable[..., tuple[torch.Tensor, ...]] = _Normalize.apply
