@@ -110,6 +110,29 @@ def test_compiled_models_train_the_same() -> tuple[bool, list[str]]:
     return close and same_on_all_ranks(net.parameters()), [text for text in warned if "horovod" in text]
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="needs torch 2.10")
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
+@on_ranks(2)
+def test_gradients_may_have_more_digits_than_their_parameters(compression: Any) -> None:
+    net = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    torch.nn.init.ones_(net.weight)
+    for parameter in net.parameters():
+        parameter.grad_dtype = torch.float32
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters(), compression=compression
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        # An average that bfloat16 cannot hold; one rank has no gradient of the bias in the last step.
+        wanted = 1.0 + 2.0**-9 + step
+        if hvd.rank() or step < 2:
+            net.bias.grad = torch.full((2,), wanted)
+        net.weight.grad = torch.full((2, 3), wanted + (2.0**-8 if hvd.rank() else -(2.0**-8)))
+        optimizer.step()
+        assert torch.equal(net.weight.grad, torch.full((2, 3), wanted))
+        assert torch.equal(net.bias.grad, torch.full((2,), wanted / (1 + step // 2)))
+
+
 def copies_adasum() -> list[float]:
     net = linear()
     other = copy.deepcopy(wrapped(net, op=hvd.Adasum))

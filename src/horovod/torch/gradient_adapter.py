@@ -49,13 +49,13 @@ class TorchGradients(GradientAdapter):
         return parameter.numel()
 
     def dtype(self, parameter: torch.Tensor) -> str:
-        return comm.adapter.dtype_name(parameter.dtype)
+        return comm.adapter.dtype_name(_grad_dtype(parameter))
 
     def itemsize(self, parameter: torch.Tensor) -> int:
-        return parameter.element_size()
+        return _grad_dtype(parameter).itemsize
 
     def kind(self, parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-        return parameter.dtype, parameter.device
+        return _grad_dtype(parameter), parameter.device
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class TorchGradients(GradientAdapter):
 
     def zeros(self, count: int, like: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
         """Return zeros, in the arena for a host parameter."""
-        kind = DTYPES[dtype] if dtype else like.dtype
+        kind = DTYPES[dtype] if dtype else _grad_dtype(like)
         if like.device.type == "cpu":
             shared: torch.Tensor = comm.zeros(count, dtype=kind)
             return shared
@@ -158,6 +158,11 @@ class TorchGradients(GradientAdapter):
         return buffer.data
 
 
+def _grad_dtype(parameter: torch.Tensor) -> torch.dtype:
+    # Since torch 2.10 it can be another one, such as float32 for a parameter in bfloat16.
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
 def _start_sparse(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
     parameter, grad = slot.parameter, slot.parameter.grad
     if grad is None:
@@ -183,7 +188,7 @@ def _nothing(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
 def _start_compressed(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
     parameter, grad = slot.parameter, slot.parameter.grad
     if grad is None:
-        grad = torch.zeros_like(parameter)
+        grad = torch.zeros_like(parameter, dtype=_grad_dtype(parameter))
     elif grad.layout is not torch.strided:
         grad = grad.to_dense()
     (wire,), contexts = compress(settings.compression, [grad.detach()])
