@@ -128,3 +128,15 @@ def test_a_read_only_numpy_array_in_place_is_an_error_at_the_call() -> None:
         Collectives(_Careless()).allreduce_(array)
     # The job goes on.
     np.testing.assert_array_equal(hvd.allreduce(array + hvd.rank(), op=hvd.Sum), np.ones(4))
+
+
+@on_ranks(2)
+def test_masked_elements_of_a_numpy_array_are_not_sent() -> None:
+    import horovod.numpy as hvd
+
+    array = np.ma.array([1.0, 1e20], mask=[False, True])
+    for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, lambda masked: hvd.grouped_allreduce([masked])):
+        with pytest.raises(ValueError, match="replace them first, with filled"):
+            call(array)
+    np.testing.assert_array_equal(hvd.allreduce(np.ma.array([1.0, 2.0])), [1.0, 2.0])
+    np.testing.assert_array_equal(hvd.allreduce(array.filled(0.0)), [1.0, 0.0])

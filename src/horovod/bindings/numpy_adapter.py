@@ -37,6 +37,8 @@ class NumpyAdapter(Adapter):
     def buffer(self, tensor: Any) -> Array | None:
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"expected a numpy array, received {type(tensor).__name__}; use numpy.asarray()")
+        if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
+            raise ValueError("a numpy array with masked elements cannot be sent; replace them first, with filled()")
         return tensor if tensor.flags.c_contiguous else None
 
     def target(self, tensor: Any) -> Array | None:
