@@ -43,6 +43,20 @@ os.remove(PATH)
 failures
 """
 
+COUNTED = """\
+import contextlib, time
+class Counted(list):
+    write, flushes = list.append, 0
+    def flush(self):
+        self.flushes += 1
+out, begin = Counted(), time.monotonic()
+with contextlib.redirect_stdout(out):
+    session.execute("for n in range(2000):\\n    print(n, flush=True)\\n    time.sleep(0.0005)")
+lines = ''.join(out).splitlines()
+passed = time.monotonic() - begin
+[[line for line in lines if line.startswith(f'[{rank}]')] == [f'[{rank}] {n}' for n in range(2000)] for rank in (0, 1)]
+"""
+
 
 class Kernel:
     """A notebook that grows cell by cell, in a kernel of its own.
@@ -151,6 +165,10 @@ async def _ordinary(kernel: Kernel) -> None:
     assert [o.output_type for o in (await kernel.run("%%hvd\nseen;")).outputs] == []
     lock = await kernel.run("%%hvd\nimport threading\nthreading.Lock()")
     assert "locked" in result(lock)  # shown, although it cannot be sent
+
+    # Much output comes in few parts: a kernel sends each as a message, and drops some of a flood.
+    assert await kernel.value(COUNTED) == [True, True]
+    assert await kernel.value("out.flushes < 10 + 100 * passed")
 
     # Functions and values of the kernel travel.
     await kernel.run(

@@ -47,8 +47,8 @@ class GatheredOutput:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self.news, 1)
 
-    def show(self) -> None:
-        """Print the gathered output to this thread's standard streams."""
+    def show(self) -> bool:
+        """Print the gathered output to this thread's standard streams; return whether there was any."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.news)
         was_full, last = self.nbytes > _FULL, None
@@ -65,6 +65,7 @@ class GatheredOutput:
             last.flush()
         if was_full:
             self.on_room()
+        return last is not None
 
     def close(self) -> None:
         """Close the descriptors."""

@@ -39,6 +39,8 @@ __all__ = ["Session"]
 _SAME_S = 0.5
 #: Seconds to wait for the end of output after all ranks have answered: a cell may close the streams.
 _OUTPUT_S, _STOP_S, _LOOK_MS = 5.0, 5.0, 100
+#: Milliseconds until more output is shown: a kernel sends each part as a message, and drops some of too many.
+_GATHER_MS = 20
 _MOST_SHOWN = 64 << 20
 _Reply = dict[int, Done]
 
@@ -246,7 +248,7 @@ class Session:
         seen, failed_at, complete_at = self._interrupts, 0.0, 0.0
         with handled((signal.SIGINT,), self._interrupt):
             while True:
-                self._output.show()
+                has_shown = self._output.show()
                 self._receive(number, replies)
                 if self._interrupts > seen:
                     seen += 1
@@ -272,7 +274,10 @@ class Session:
                             self._output.put(1, text.encode())
                         self._send(LeaveRanks(), late)
                         left |= failed
-                self._poller.poll(_LOOK_MS)
+                if has_shown:
+                    self._socket.poll(_GATHER_MS)
+                else:
+                    self._poller.poll(_LOOK_MS)
 
     def _receive(self, number: int, replies: _Reply) -> None:
         while self._socket.poll(0):
