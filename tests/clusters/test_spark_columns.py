@@ -76,6 +76,18 @@ def test_models_predict_on_all_types_that_estimators_take(session: Any, knows_sh
     names = ["x", "pair", "nested"]
     model = TorchModel(model=Sum(), feature_columns=names, label_columns=["y"], row_shapes=shapes, batch_size=2)
     assert [row["y__output"] for row in model.transform(rows).collect()] == [7.5, 13.5, 19.5]
+    twice = model.copy({model.feature_columns: ["x", "x"], model.row_shapes: [[], []] if knows_shapes else None})
+    assert [row["y__output"] for row in twice.transform(rows).collect()] == [2.0, 4.0, 6.0]
+
+
+def test_models_may_write_into_their_inputs() -> None:
+    import torch
+
+    from horovod.spark.torch.tensors import tensors
+
+    column = pa.array([1.0, 2.0]).to_numpy()  # read-only, as in transform()
+    (made,) = tensors([column], ["x"], torch.float64, torch.device("cpu"))
+    assert made.add_(1).tolist() == [2.0, 3.0] and column.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("gap", ["x", "pair", "features"])

@@ -119,7 +119,7 @@ class _Function:
             if wrong := [name for name, value in inputs.items() if value.dtype.kind not in "biufc"]:
                 raise RequestError(f"values that are no numbers, in column {', '.join(wrong)}")
             parts = [
-                predict([value[start : start + rows] for value in inputs.values()])
+                predict([inputs[name][start : start + rows] for name in names])
                 for start in range(0, len(columns[0]), rows)
             ]
             whole = [np.concatenate(output) for output in zip(*parts, strict=True)]

@@ -36,7 +36,7 @@ def tensors(
     """
     made = []
     for array, name in zip(arrays, names, strict=True):
-        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+        tensor = torch.from_numpy(np.require(array, requirements=("C", "W"))).to(device=device, dtype=dtype)
         most = 2.0 / torch.finfo(dtype).eps
         if array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), abs(int(array.max()))) > most:
             raise RequestError(
