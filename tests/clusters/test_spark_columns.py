@@ -127,6 +127,18 @@ def test_arrays_and_vectors_choose_no_rows_for_validation(df: Any, tmp_path: Pat
         torch_estimator(Store.create(str(tmp_path)), backend=Processes()).fit(frame)
 
 
+def test_only_the_store_turns_checkpoints_off(df: Any, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    from horovod.spark.lightning import TorchEstimator
+
+    estimator = TorchEstimator(
+        store=Store.create(str(tmp_path)), model=lightning.LightningModule(), feature_cols=["extra"],
+        label_cols=["label"], trainer_args={"enable_checkpointing": False},
+    )  # fmt: skip
+    with pytest.raises(RequestError, match="enable_checkpointing=False: give Store save_runs=False"):
+        estimator.fit(df)
+
+
 @pytest.mark.parametrize("run_id", ["p/../q", "..", "."])
 def test_a_run_is_one_folder_of_the_store(df: Any, tmp_path: Path, run_id: str) -> None:
     estimator = torch_estimator(Store.create(str(tmp_path)), backend=Processes(), run_id=run_id)

@@ -56,8 +56,11 @@ class TorchEstimator(HorovodEstimator):
                 f"model must be a LightningModule of the package lightning; horovod.spark.torch.TorchEstimator trains "
                 f"other modules. Received: {type(model).__name__}"
             )
-        if "strategy" in (self.getOrDefault("trainer_args") or {}):
+        given = self.getOrDefault("trainer_args") or {}
+        if "strategy" in given:
             raise RequestError("trainer_args must not have a strategy: the ranks train with HorovodStrategy")
+        if not given.get("enable_checkpointing", True):
+            raise RequestError("trainer_args must not have enable_checkpointing=False: give Store save_runs=False")
 
     def _model(self, objects: dict[str, Any], trained: Trained, run_id: str) -> Any:
         objects["model"].load_state_dict(load_state(trained.state))
