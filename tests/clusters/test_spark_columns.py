@@ -90,6 +90,22 @@ def test_models_may_write_into_their_inputs() -> None:
     assert made.add_(1).tolist() == [2.0, 3.0] and column.tolist() == [1.0, 2.0]
 
 
+def test_a_resumed_run_without_a_seed_has_the_same_rows_for_validation(df: Any, tmp_path: Path) -> None:
+    class Stops(Processes):
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+            (job,) = args
+            (batch,) = Reader(job.val, job.store, ["label"], 0, 1, 99).batches(0)
+            seen.append((job.seed, sorted(batch["label"])))
+            raise InterruptedError
+
+    seen: list[Any] = []
+    for run_id in ("one", "one", "two"):
+        options = {"run_id": run_id, "random_seed": None, "validation": 0.5, "backend": Stops()}
+        with pytest.raises(InterruptedError):
+            torch_estimator(Store.create(str(tmp_path)), **options).fit(df)
+    assert seen[0] == seen[1] and seen[1][0] != seen[2][0] and seen[1][1] != seen[2][1]
+
+
 @pytest.mark.parametrize("gap", ["x", "pair", "features"])
 def test_fit_and_transform_refuse_missing_values(session: Any, tmp_path: Path, gap: str) -> None:
     import torch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
 import warnings
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,10 +24,10 @@ from horovod.spark.common.writing import find, write
 __all__ = ["HorovodEstimator"]
 
 _REQUIRED = ("store", "model", "feature_cols", "label_cols")
-_AT_LEAST_ONE = (
+_LEAST = dict.fromkeys((
     "num_proc", "batch_size", "val_batch_size", "epochs", "partitions_per_process", "backward_passes_per_step",
     "train_steps_per_epoch", "validation_steps_per_epoch",
-)  # fmt: skip
+), 1) | {"random_seed": 0}  # fmt: skip
 
 
 def _is_number(kind: types.DataType) -> bool:
@@ -79,7 +79,8 @@ class HorovodEstimator(Settable, Saved, Estimator):
             _check_kinds(dataset, columns, _has_numbers, "the columns must hold numbers, booleans, arrays or vectors")
         if isinstance(validation, str):
             _check_kinds(dataset, [validation], _is_number, "the column of validation must hold numbers or booleans")
-        run_id, seed = self._run_id(), self._seed()
+        run_id = self._run_id()
+        seed = self._seed(run_id)
         index = f"{run_id}.fit"
         store, files = value("store"), backend.num_processes() * value("partitions_per_process")
         try:
@@ -109,7 +110,8 @@ class HorovodEstimator(Settable, Saved, Estimator):
         train, val = find(store, store.get_train_data_path(dataset_idx)), None
         if estimator.getOrDefault("validation"):
             val = find(store, store.get_val_data_path(dataset_idx))
-        return estimator._run(backend, estimator._run_id(), estimator._seed(), train, val)
+        run_id = estimator._run_id()
+        return estimator._run(backend, run_id, estimator._seed(run_id), train, val)
 
     def _values(self) -> Any:
         """Return the parameters as attributes."""
@@ -131,9 +133,9 @@ class HorovodEstimator(Settable, Saved, Estimator):
         if wrong := [each for each in value("callbacks") or () if not isinstance(each, self._callback)]:
             needed = f"{self._callback.__module__}.{self._callback.__name__}"
             raise RequestError(f"callbacks must be instances of {needed}; received {wrong[0]!r}")
-        for name in _AT_LEAST_ONE:
-            if value(name) is not None and value(name) < 1:
-                raise RequestError(f"{name} must be 1 or more. Received: {value(name)}")
+        for name, least in _LEAST.items():
+            if value(name) is not None and value(name) < least:
+                raise RequestError(f"{name} must be {least} or more. Received: {value(name)}")
         weights = value("loss_weights")
         if weights and len(weights) != len(value("label_cols")):
             raise RequestError(f"loss_weights has {len(weights)} entries for {len(value('label_cols'))} label columns")
@@ -144,9 +146,10 @@ class HorovodEstimator(Settable, Saved, Estimator):
             raise RequestError(f"run_id names a folder of the store, without '/', '.' or '..'. Received: {run_id!r}")
         return run_id
 
-    def _seed(self) -> int:
+    def _seed(self, run_id: str) -> int:
+        """Return the seed; a resumed run has the same one, so that no row for validation becomes one for training."""
         seed = self.getOrDefault("random_seed")
-        return secrets.randbits(31) if seed is None else seed
+        return zlib.crc32(run_id.encode()) if seed is None else seed
 
     def _environment(self) -> dict[str, str]:
         """Environment variables for the ranks."""
