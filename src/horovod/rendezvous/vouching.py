@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import secrets
+import selectors
 import socket
 import stat
 import threading
@@ -36,6 +37,8 @@ __all__ = ["Offer", "offer_by_munge", "take_by_munge", "vouch"]
 
 _KEY_BYTES, _PORTS, _MOST = 32, 4, 1 << 16
 _LOOK_S, _ANSWER_S = 0.1, 2.0
+#: Connections that may be open at once; the oldest ones end first.
+_MOST_GUESTS = 256
 _found: dict[str, Offer] = {}
 
 
@@ -171,21 +174,42 @@ def offer_by_munge(munge: Munge, offer: Offer, others: int, timeout_s: float) ->
 
 
 def _serve(listener: socket.socket, munge: Munge, offer: Offer, others: int, timeout_s: float) -> None:
+    """Send the credential to everybody who connects, at once, so that a silent stranger delays nobody."""
     payload, deadline = msgspec.msgpack.encode(offer), time.monotonic() + timeout_s
     thanked: set[int] = set()
-    with listener:
+    guests: dict[socket.socket, None] = {}  # in the order in which they came
+    with listener, selectors.DefaultSelector() as selector:
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ)
         while len(thanked) < others and (left_s := deadline - time.monotonic()) > 0:
-            listener.settimeout(None if math.isinf(left_s) else left_s)
+            ready = [key.fileobj for key, _ in selector.select(None if math.isinf(left_s) else left_s)]
+            leaving = [guest for guest in guests if guest in ready]
+            for guest in leaving:
+                thanked |= _thanked(guest, offer.key)
             with contextlib.suppress(OSError, MungeError):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.settimeout(_ANSWER_S)
-                    connection.sendall(munge.encode(payload))
-                    connection.shutdown(socket.SHUT_WR)
-                    answer = connection.recv(_MOST)
-                    rank = int.from_bytes(answer[:4], "big")
-                    if hmac.compare_digest(answer[4:], _thanks(offer.key, rank)):
-                        thanked.add(rank)
+                if listener in ready:
+                    guest, _ = listener.accept()
+                    guests[guest] = None
+                    selector.register(guest, selectors.EVENT_READ)
+                    guest.setblocking(False)
+                    guest.send(munge.encode(payload))
+                    guest.shutdown(socket.SHUT_WR)
+            for guest in dict.fromkeys(leaving + list(guests)[:-_MOST_GUESTS]):
+                selector.unregister(guest)
+                guest.close()
+                del guests[guest]
+    for guest in guests:
+        guest.close()
+
+
+def _thanked(guest: socket.socket, key: bytes) -> set[int]:
+    """Return the rank that has thanked for the key; none if it is a stranger."""
+    with contextlib.suppress(OSError):
+        answer = guest.recv(_MOST)
+        rank = int.from_bytes(answer[:4], "big")
+        if hmac.compare_digest(answer[4:], _thanks(key, rank)):
+            return {rank}
+    return set()
 
 
 def take_by_munge(munge: Munge, run: str, places: Sequence[str], rank: int) -> Offer | None:
@@ -194,8 +218,8 @@ def take_by_munge(munge: Munge, run: str, places: Sequence[str], rank: int) -> O
         for port in _ports(run, munge.uid):
             try:
                 with socket.create_connection((place, port), _ANSWER_S) as connection:
-                    data = b""
-                    while len(data) < _MOST and (more := connection.recv(_MOST)):
+                    data, deadline = b"", time.monotonic() + _ANSWER_S
+                    while len(data) < _MOST and time.monotonic() < deadline and (more := connection.recv(_MOST)):
                         data += more
                     found = munge.decode(data)
                     offer = _decoded(found.payload, run) if found.uid == munge.uid else None
