@@ -67,6 +67,7 @@ class Watches:
         if not pid:
             return []  # reported before
         order = self._orders.pop(slot, None)
-        if order is not None:
+        # A watch on a lost host has not looked whether a process was stopped.
+        if isinstance(order, Fence) or (order is not None and how == _NO_WORD):
             how = f"was killed: {order.why}"
         return self._generations.handle(Ended(slot, how if last_words is None else last_words))
