@@ -93,6 +93,22 @@ def test_tasks_that_exit_with_a_code_are_lost_and_srun_returns_it(slurm: Slurm, 
     assert ended.returncode == 3
 
 
+def test_the_ranks_of_other_nodes_go_on_when_a_node_is_lost(own_slurm: Slurm, train: list[str]) -> None:
+    """As docs/clusters/slurm.md has it: Slurm would end the step, and the job, if it finds that the node is down."""
+    words = ["srun", "-t", "5", "--no-kill", "--kill-on-bad-exit=0", "-N3", "-n3", *train]
+    plan = json.dumps({"deaths": {}, "endless": True})
+    with own_slurm.start(*words, plan, stderr=subprocess.STDOUT, HOROVOD_ELASTIC="1") as job:
+        number = job_of(job, 6)  # each says so again in its first step
+        own_slurm.crash("c")
+        assert job.stdout is not None
+        lost = next(line for line in job.stdout if "continue at step" in line)
+        assert re.match(r"horovod: rank \d \(pid \d+ on c\) was lost with its host, .*; 2 ranks continue", lost), lost
+        own_slurm.run("scontrol", "update", "NodeName=c", "State=DOWN", "Reason=crashed")
+        assert any("Node failure on c" in line for line in job.stdout)
+        own_slurm.run("scancel", "--signal=TERM", f"{number}.0")
+        assert sorted(line for line in job.stdout if "leaves" in line) == ["task 0 leaves\n", "task 1 leaves\n"]
+
+
 def test_the_loss_of_the_first_node_ends_the_job_and_names_its_service(own_slurm: Slurm, train: list[str]) -> None:
     plan = json.dumps({"deaths": {}, "endless": True})
     words = ["srun", "-t", "3", "-N3", "-n4", *train, plan]
