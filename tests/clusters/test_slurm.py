@@ -185,6 +185,19 @@ def test_horovodrun_takes_the_allocation_without_ssh(
     assert ranks(ended.stdout) == expected
 
 
+def test_agents_of_a_batch_script_get_what_is_their_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm would give an agent the GPU of one task. Labels of srun would mix with the frames of an agent."""
+    command = "echo place $SLURMD_NODENAME $(hostname); scontrol show step $SLURM_JOB_ID.0 | grep TresPerNode"
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{' '.join(HOROVODRUN)} sh -c '{command}'\n")
+    words = ["-N2", "-n4", "--ntasks-per-node=2", "--gpus-per-task=1", "-o", str(tmp_path / "out"), str(script)]
+    slurm.run("sbatch", "--wait", *words, SLURM_LABELIO="1")
+    lines = (tmp_path / "out").read_text().splitlines()
+    places = sorted(line.split()[1:3] for line in lines if ">:place" in line)
+    assert places == [["a", "a"], ["a", "a"], ["b", "b"], ["b", "b"]], lines
+    assert sum("TresPerNode=gres:gpu:2" in line for line in lines) == 4, lines
+
+
 def test_copies_of_horovodrun_that_srun_starts_end_at_once(slurm: Slurm) -> None:
     ended = slurm.run("srun", "-n2", *HOROVODRUN, "-np", "2", "true", check=False)
     assert ended.returncode == 2

@@ -88,6 +88,19 @@ def test_agents_of_slurm_get_all_cores_of_their_node_beside_other_steps() -> Non
     )
 
 
+def test_agents_of_slurm_get_the_gpus_of_all_tasks_of_their_node() -> None:
+    for given, flag in {"1": "--gres=gpu:2", "a100:2": "--gres=gpu:a100:4"}.items():
+        found = find_allocation({**SALLOC, "SLURM_GPUS_PER_TASK": given})
+        assert found is not None
+        assert {flag, "--gpu-bind=none"} < set(found.starters["n1"])
+    for error in (
+        "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification",
+        "srun: fatal: --ntasks-per-node is mutually exclusive with --ntasks-per-gpu and SLURM_NTASKS_PER_GPU",
+    ):
+        why = diagnose("n1", Access("python", starters=found.starters), 1, error)
+        assert why.endswith(f"({error}); ask Slurm for --gpus-per-node, not for --gpus")
+
+
 def test_more_ranks_than_tasks_are_spread_evenly() -> None:
     found = find_allocation(SALLOC)
     assert found is not None

@@ -18,7 +18,7 @@ from scheduler import Scheduler, run_on_login
 __all__ = ["Slurm", "why_not"]
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun")
-_NODES, _CPUS = ("a", "b", "c"), 8
+_NODES, _CPUS, _GPUS = ("a", "b", "c"), 8, 2
 #: slurmd ends where it finds none, or a mixture of both kinds.
 _CGROUPS = """
 mount -t tmpfs cgroup /sys/fs/cgroup; mkdir /sys/fs/cgroup/systemd
@@ -45,6 +45,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
+GresTypes=gpu
 SlurmctldTimeout=60
 SlurmdTimeout=60
 KillWait=5
@@ -74,7 +75,11 @@ class Slurm(Scheduler):
         for name in ("state", *(f"{kind}-{node}" for node in _NODES for kind in ("spool", "tmp"))):
             (folder / name).mkdir()
         machines = self._cluster.machines
-        nodes = "\n".join(f"NodeName={n} NodeAddr={machines[n].ipv4} CPUs={_CPUS} State=UNKNOWN" for n in _NODES)
+        node = f"CPUs={_CPUS} Gres=gpu:{_GPUS} State=UNKNOWN"
+        nodes = "\n".join(f"NodeName={n} NodeAddr={machines[n].ipv4} {node}" for n in _NODES)
+        for number in range(_GPUS):
+            (folder / f"gpu{number}").touch()
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{_GPUS - 1}]\n")
         (folder / "slurm.conf").write_text(_CONF.format(folder=folder, nodes=nodes))
         (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\n")
         key = folder / "munge.key"

@@ -96,9 +96,16 @@ def _slurm(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation
             starters[name] = (
                 "srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={name}",
                 f"--cpus-per-task={cores}", "--cpu-bind=none", "--mem=0", "--mpi=none", "--quiet",
+                *_gpu_flags(environ.get(f"SLURM_GPUS_PER_TASK{group}", ""), slots),
                 *([f"--het-group={number}"] if group else []),
             )  # fmt: skip
     return Allocation("Slurm", _merged(hosts), starters) if hosts else None
+
+
+def _gpu_flags(per_task: str, slots: int) -> list[str]:
+    """Return flags that give the only task of a step the GPUs of all tasks of its node, such as ``a100:2`` for each."""
+    kind, colon, count = per_task.rpartition(":")
+    return [f"--gres=gpu:{kind}{colon}{int(count) * slots}", "--gpu-bind=none"] if count.isdecimal() else []
 
 
 def _grid_engine(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:

@@ -28,7 +28,8 @@ _STAYS = (
     "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "HOST", "TMPDIR", "TMP",
     "TEMP", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID", "TMUX", "STY", "KRB5CCNAME", "GPG_AGENT_INFO",
     "DBUS_SESSION_BUS_ADDRESS", "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
+    "SLURMD_NODENAME",
 )  # fmt: skip
 _STAYING_PREFIXES = ("XDG_", "SSH_", "BASH_FUNC_", "LISTEN_")
 
@@ -69,6 +70,8 @@ class Connection:
                 stderr=self._stderr,
                 start_new_session=True,  # the terminal's Ctrl-C is for horovodrun
                 bufsize=0,
+                # With it, srun writes labels between the frames.
+                env={name: text for name, text in os.environ.items() if name != "SLURM_LABELIO"},
             )
         except OSError as error:
             os.close(self._stderr)

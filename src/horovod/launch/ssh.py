@@ -12,6 +12,8 @@ __all__ = ["Access", "command_line", "diagnose"]
 AGENT = "horovod.launch.agent"
 _NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
 _MOST_QUOTED = 400
+#: Messages of srun for a step of one node, if the job has asked for a number of GPUs on all nodes together.
+_GPUS_OF_ALL_NODES = ("Invalid generic resource (gres) specification", "SLURM_NTASKS_PER_GPU")
 #: Limit for sshd to answer; the login shell and Python may take longer after that.
 _CONNECT_S = 30
 
@@ -89,6 +91,8 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
             f"{host} did not answer within {access.timeout_s:g} s{f' ({last})' if lines else ''}; see whether "
             f"`{try_it} true` ends, or give more time with --start-timeout"
         )
+    if starter and any(mark in stderr for mark in _GPUS_OF_ALL_NODES):
+        return f"{host}: srun could not start an agent there ({last}); ask Slurm for --gpus-per-node, not for --gpus"
     if starter:
         return f"{host}: {starter[0]} could not start an agent there ({last}); see what `{try_it} hostname` says"
     tried = re.search(r"port (\d+)", last)
