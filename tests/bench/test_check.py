@@ -49,6 +49,20 @@ def test_two_hosts_are_reached_and_measured_with_one_rank_each(cluster: Cluster)
     assert "differs" not in done.stdout
 
 
+def test_a_cable_that_is_slow_in_one_direction_is_named(cluster: Cluster) -> None:
+    def limit(*words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(cluster.machines["b"].command("tc", "qdisc", *words), capture_output=True)
+
+    if limit("add", "dev", "eth0", "root", "tbf", "rate", "200mbit", "burst", "64kb", "latency", "400ms").returncode:
+        pytest.skip("this kernel cannot slow down a network: tc qdisc add ... tbf")
+    try:
+        words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a,b"]
+        done = subprocess.run(cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300)
+    finally:
+        limit("del", "dev", "eth0", "root")
+    assert "to fix: the network between a, b is slow: 0.0" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_host_that_cannot_be_reached_is_named(cluster: Cluster) -> None:
     words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a,closed"]
     done = subprocess.run(cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300)

@@ -21,7 +21,8 @@ _SMALL, _LARGE = 64, 64 << 20
 def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int = _LARGE) -> list[dict[str, Any]]:
     """Measure each pair of hosts between the first ranks of both; called on all ranks. The median of the rounds counts.
 
-    Return a row per pair: seconds of an allreduce of 64 bytes, and bytes per second of a broadcast of ``large`` bytes.
+    Return a row per pair: seconds of an allreduce of 64 bytes, and bytes per second of a broadcast of ``large`` bytes,
+    in the slower direction.
 
     Raises:
         ValueError: all ranks are on one host.
@@ -32,11 +33,11 @@ def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int =
         raise ValueError("bench network: expected several hosts, got one; name them with -H a:1,b:1")
     rows = []
     pairs = list(itertools.combinations(first.items(), 2))
-    for number, ((one, sender), (other, receiver)) in enumerate(pairs):
+    for number, ((one, lower), (other, upper)) in enumerate(pairs):
         tell(number, len(pairs), f"{one} and {other}")
         is_whole_job = control.size == 2
-        process_set = hvd.global_process_set if is_whole_job else hvd.add_process_set([sender, receiver])
-        spent = _pair(process_set, sender, rounds, large) if control.rank in (sender, receiver) else None
+        process_set = hvd.global_process_set if is_whole_job else hvd.add_process_set([lower, upper])
+        spent = _pair(process_set, (lower, upper), rounds, large) if control.rank in (lower, upper) else None
         latency_s, transfer_s = (max(each) for each in zip(*filter(None, control.gather(spent)), strict=True))
         rows.append({"hosts": f"{one}, {other}", "latency_s": latency_s, "bytes_s": large / transfer_s})
         if not is_whole_job:
@@ -45,19 +46,21 @@ def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int =
     return rows
 
 
-def _pair(process_set: Any, root: int, rounds: int, large: int) -> tuple[float, float]:
-    """Return the seconds of a small allreduce and of a large broadcast."""
+def _pair(process_set: Any, members: tuple[int, int], rounds: int, large: int) -> tuple[float, float]:
+    """Return the seconds of a small allreduce and of a large broadcast in the slower direction."""
     number, data = torch.zeros(_SMALL // 4), torch.zeros(large // 4)
-    small, big = [], []
-    for turn in range(rounds + 1):
+    small: list[float] = []
+    big: dict[int, list[float]] = {root: [] for root in members}
+    for _ in range(rounds + 1):
         hvd.barrier(process_set=process_set)
         start = time.perf_counter()
         for _ in range(20):
             hvd.allreduce_(number, name="bench.latency", op=hvd.Sum, process_set=process_set)
-        middle = time.perf_counter()
-        hvd.broadcast_(data, root, name="bench.bandwidth", process_set=process_set)
-        end = time.perf_counter()
-        if turn:  # the first one opens connections
-            small.append((middle - start) / 20)
-            big.append(end - middle)
-    return median(small), median(big)
+        small.append((time.perf_counter() - start) / 20)
+        for root, spent in big.items():
+            hvd.barrier(process_set=process_set)
+            start = time.perf_counter()
+            hvd.broadcast_(data, root, name="bench.bandwidth", process_set=process_set)
+            spent.append(time.perf_counter() - start)
+    # The first round opens connections.
+    return median(small[1:]), max(median(spent[1:]) for spent in big.values())
