@@ -104,6 +104,20 @@ def test_an_allreduce_of_two_ranks_leaves_nothing_behind(elements: int, dtype: s
     assert run_ranks(2, _reduced, elements, dtype) == [0, 0]
 
 
+def _averaged() -> None:
+    import horovod.numpy as hvd
+
+    _transport()
+    for step in range(200):
+        group = [np.full(1000, float(hvd.rank() + step + i), "float32") for i in range(20)]
+        for i, result in enumerate(hvd.grouped_allreduce(group, name="g")):
+            np.testing.assert_array_equal(result, np.full(1000, step + i + 0.5, "float32"))
+
+
+def test_small_averages_of_a_large_group_stay_until_both_ranks_have_read_them() -> None:
+    run_ranks(2, _averaged)
+
+
 def _moved(kind: str, rows: int) -> float:
     """Return the share of the data that this rank has shown, and that is left."""
     import horovod.numpy as hvd

@@ -94,8 +94,10 @@ class Plan:
 
     def _run_and_clear(self, work: Work, offsets: tuple[int, ...]) -> None:
         self._routine(work, offsets)
-        for row in self.views(offsets):
-            self._clearing.clear(self._other, row[1 - self.me], kernels_named(self._kernels))
+        for index, row in enumerate(self.views(offsets)):
+            # Of a tensor that was scaled as it was sent, the other rank reads its own copy, too.
+            if not self._reductions or self._reductions[index].own >= 0:
+                self._clearing.clear(self._other, row[1 - self.me], kernels_named(self._kernels))
 
     def _rows_for_each(self) -> list[list[slice]]:
         response, me = self._entry.response, self._entry.me
