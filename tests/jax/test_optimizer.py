@@ -117,6 +117,7 @@ def test_arguments_of_the_optimizer() -> None:
         for update in (optimizer.update, jax.jit(optimizer.update)):
             updates, _ = update({"w": grads["w"]}, optimizer.init(params))
             np.testing.assert_allclose(-updates["w"], want, rtol=1e-3, err_msg=str(how))
+    hvd.barrier()  # when rank 0 leaves, all process sets end
     with pytest.raises(RequestError, match=r"backward_passes_per_step must be an integer, .* Received: 0 \(at "):
         hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=0)
     with pytest.raises(RequestError, match="gradient_predivide_factor needs op=Average"):
