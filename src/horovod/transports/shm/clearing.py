@@ -42,7 +42,11 @@ class Clearing:
             self._words[self._own] = 1
             self._left = _PERIOD
 
+    def helps(self, rank: int) -> bool:
+        """Return whether ``rank`` fills its memory faster if its readers overwrite it."""
+        return bool(self._words[self._wanted[rank]])
+
     def clear(self, rank: int, place: Buffer, kernels: Kernels) -> None:
         """Overwrite the data of ``rank`` that this rank, and no other, has read, if that helps ``rank``."""
-        if self._words[self._wanted[rank]]:
+        if self.helps(rank):
             kernels.clear(place)

@@ -94,10 +94,13 @@ class Plan:
 
     def _run_and_clear(self, work: Work, offsets: tuple[int, ...]) -> None:
         self._routine(work, offsets)
+        if not self._clearing.helps(self._other):
+            return
+        clear = kernels_named(self._kernels).clear
         for index, row in enumerate(self.views(offsets)):
             # Of a tensor that was scaled as it was sent, the other rank reads its own copy, too.
             if not self._reductions or self._reductions[index].own >= 0:
-                self._clearing.clear(self._other, row[1 - self.me], kernels_named(self._kernels))
+                clear(row[1 - self.me])
 
     def _rows_for_each(self) -> list[list[slice]]:
         response, me = self._entry.response, self._entry.me
