@@ -12,7 +12,7 @@ from pairs import FILES, Ranks, on_stage
 from plays import raise_all
 from relayed import RELAYED_FILES, RelayedRanks, relay_on_stage
 
-from horovod.engine.ports import Link
+from horovod.engine.link import Link
 from horovod.errors import PeerLostError
 
 

@@ -20,7 +20,8 @@ from horovod.engine import execution, handles, loop, signals, state
 from horovod.engine.calls import call
 from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
-from horovod.engine.ports import SILENT, Link
+from horovod.engine.link import Link
+from horovod.engine.ports import SILENT
 from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.links.shm.board import ShmBoard

@@ -16,7 +16,8 @@ from pairs import Ranks
 from horovod import config as configuration
 from horovod.config import Config
 from horovod.engine.engine import Engine
-from horovod.engine.ports import SILENT, Link
+from horovod.engine.link import Link
+from horovod.engine.ports import SILENT
 from horovod.links.hosts import channel, link, relay
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.frames import Bye, Message

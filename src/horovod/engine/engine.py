@@ -17,8 +17,9 @@ from horovod.engine import callsite
 from horovod.engine.calls import Call, naming, refuse_unnamed
 from horovod.engine.execution import Execution
 from horovod.engine.handles import Allocator, Handle, Transfer
+from horovod.engine.link import Link
 from horovod.engine.loop import Loop
-from horovod.engine.ports import SILENT, Link, Observer
+from horovod.engine.ports import SILENT, Observer
 from horovod.engine.request_cache import RequestCache
 from horovod.engine.state import LEFT
 from horovod.engine.stats import Stats

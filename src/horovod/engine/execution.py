@@ -11,8 +11,9 @@ from horovod import errors
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import NO_NOTE
 from horovod.engine.handles import Handle
+from horovod.engine.link import Link
 from horovod.engine.liveness import encode_reason
-from horovod.engine.ports import Link, Observer
+from horovod.engine.ports import Observer
 from horovod.engine.request_cache import RequestCache
 from horovod.engine.state import LEFT, Complete, EngineState, Execute
 from horovod.engine.times import ENDED, SEQUENCE, STARTED, TOGETHER, now

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from horovod import errors
 from horovod.core.generation import Generation
@@ -11,14 +11,33 @@ from horovod.core.labels import waited_in_vain
 from horovod.engine.board import Board
 from horovod.engine.ports import Channel, Observer, Peers, Watch
 
-if TYPE_CHECKING:
-    from horovod.engine.execution import Execution
-
 __all__ = ["Liveness", "encode_reason"]
 
 #: Seconds for which a leaving rank may go on with its current operation.
 _LEAVE_S = 1.0
 _STALLS = (errors.StallError, errors.DeadlockError)
+
+
+class Log(Protocol):
+    """The part of ``Execution`` that ``Liveness`` needs."""
+
+    def advance(self) -> None:
+        """Execute the new entries."""
+
+    def has_news(self) -> bool:
+        """Whether there are new entries, or submissions to take over."""
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+
+    def late(self) -> int:
+        """Return a rank that has not done its part of an operation while this rank has; -1 if there is none."""
+
+    def in_flight(self) -> Sequence[Any]:
+        """Return every submission that is not done."""
+
+    def describe(self, handle: Any) -> str:
+        """Return a submission in words."""
 
 
 class Liveness(Watch):
@@ -62,7 +81,7 @@ class Liveness(Watch):
         """End the waits of this rank, at its next check; called by any thread."""
         self.aborted = error
 
-    def tick(self, log: Execution, channel: Channel, waited_s: float) -> None:
+    def tick(self, log: Log, channel: Channel, waited_s: float) -> None:
         """Raise when waiting for the log is pointless; at home also tell the coordinator which ranks have left."""
         if self.aborted is not None:
             raise self.aborted
@@ -83,7 +102,7 @@ class Liveness(Watch):
         self._observer.tick()
         channel.tend(lambda rank: peers.fate(rank, self._reason_of(rank)[1]))
 
-    def _waited_in(self, log: Execution) -> str:
+    def _waited_in(self, log: Log) -> str:
         waiting = log.in_flight()
         if not waiting:
             return ""

@@ -21,7 +21,7 @@ from typing import Any
 
 from horovod.engine.execution import Execution
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Link
+from horovod.engine.link import Link
 from horovod.engine.signals import DeferredSignals
 from horovod.engine.state import ThreadWait
 from horovod.engine.times import SUBMITTED, now

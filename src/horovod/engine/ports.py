@@ -7,25 +7,17 @@ one for the ranks of a host. The engine depends on none of these sets, and none 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from horovod.core.coordinator import Coordinator, LogEntry
-from horovod.core.generation import Generation
+from horovod.core.coordinator import LogEntry
 from horovod.core.requests import Request
-from horovod.engine.board import Board
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Transport, Watch
-
-if TYPE_CHECKING:
-    from horovod.engine.engine import Engine
-    from horovod.engine.liveness import Liveness
 
 __all__ = [
     "SILENT",
     "Channel",
     "Doorbell",
-    "Link",
     "Observer",
     "Peers",
     "Transport",
@@ -150,29 +142,14 @@ class Peers(Protocol):
         """Release the resources of this process."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """One rank's connections to its job."""
-
-    rank: int  # this rank
-    generation: Generation  # the members of the job
-    channel: Channel  # its path to the coordinator
-    transport: Transport  # moves the bytes
-    doorbell: Doorbell  # lets its engine sleep
-    coordinator: Coordinator | None = None  # the coordinator if it runs here, else None
-    peers: Peers | None = None  # None for a rank alone
-    board: Board | None = None  # None for a rank alone
-    watch: Liveness | None = None  # None for a rank alone
-
-
 class Observer:
     """Watches an engine: learns its events, and now and then checks its health. This one does nothing.
 
     ``attend``, ``tick`` and ``in_execution`` are called by the thread that has the turn.
     """
 
-    def begin(self, subject: Engine) -> None:
-        """Take the engine to observe; called once, before all other methods."""
+    def begin(self, subject: Any) -> None:
+        """Take the ``Engine`` to observe; called once, before all other methods."""
 
     def start(self) -> None:
         """Note that the rank takes part from now on."""

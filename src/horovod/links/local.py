@@ -13,7 +13,8 @@ from horovod.config import Config
 from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation, Member
 from horovod.core.requests import Request
-from horovod.engine.ports import Channel, Doorbell, Link
+from horovod.engine.link import Link
+from horovod.engine.ports import Channel, Doorbell
 from horovod.transports.local import LocalTransport
 
 __all__ = ["Decider", "LocalChannel", "LocalDoorbell", "assemble"]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from horovod.config import Config
 from horovod.engine.engine import Engine
-from horovod.engine.ports import Link, Observer
+from horovod.engine.link import Link
+from horovod.engine.ports import Observer
 from horovod.errors import HorovodInternalError, InitError
 from horovod.links import local
 from horovod.links.shm import link as shm

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from horovod._version import __version__
 from horovod.config import Config, Setting, openmp_threads
-from horovod.engine.ports import Link
+from horovod.engine.link import Link
 from horovod.logs import logger
 from horovod.phrases import format_bytes
 

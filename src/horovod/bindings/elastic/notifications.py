@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from horovod.bindings.elastic.state import State
+from typing import Any
 
 __all__ = ["HostUpdateResult", "WorkerNotificationManager", "notification_manager"]
 
@@ -24,16 +21,16 @@ class WorkerNotificationManager:
     """Tells listeners that hosts have changed. ``State.check_host_updates`` asks the job service itself."""
 
     def __init__(self) -> None:
-        self._listeners: list[State] = []
+        self._listeners: list[Any] = []
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: there is no service to start. The arguments of Horovod's method are accepted."""
 
-    def register_listener(self, listener: State) -> None:
-        """Add a listener."""
+    def register_listener(self, listener: Any) -> None:
+        """Add a listener: a ``State``, or another object with ``on_hosts_updated``."""
         self._listeners.append(listener)
 
-    def remove_listener(self, listener: State) -> None:
+    def remove_listener(self, listener: Any) -> None:
         """Remove a listener."""
         self._listeners = [other for other in self._listeners if other is not listener]
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from horovod.bindings.gradients.buckets import Bucket
+from typing import Any
 
 __all__ = ["GradSlot"]
 
@@ -20,8 +17,8 @@ class GradSlot:
     passes_left: int  # backward passes until its gradient is complete
     # position at which its gradient became ready in the first step, for the order of buckets; -1 if unknown
     arrival: int = -1
-    # bucket of its gradient; `None` before the ranks have agreed, or if it is reduced outside buckets
-    bucket: Bucket | None = None
+    # `Bucket` of its gradient; `None` before the ranks have agreed, or if it is reduced outside buckets
+    bucket: Any = None
     home: Any = None  # the gradient's part of the bucket's buffer
     view: Any = None  # an alias of it, which the parameter has as its gradient
     sparse_dim: int = 0  # number of sparse dimensions of its gradient; 0 for a dense one

@@ -190,7 +190,7 @@ class Reducer:
                 f"Call optimizer.step() after every {times}; or make DistributedOptimizer with "
                 f"backward_passes_per_step={self.passes - left} or more; or add the losses up before backward().",
             )
-        bucket = slot.bucket
+        bucket: Bucket | None = slot.bucket
         if bucket is not None:
             self._adapter.adopt(slot)
             if left == 0:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from horovod import _version
 from horovod.config import Config
 from horovod.core.hub import HubCoordinator
+from horovod.engine.link import Link
 from horovod.engine.liveness import Liveness
-from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
+from horovod.engine.ports import Channel, Observer, Transport, Watch
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider

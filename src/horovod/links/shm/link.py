@@ -12,8 +12,9 @@ from horovod.cgroups import usable_cores
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.generation import Generation, Member
+from horovod.engine.link import Link
 from horovod.engine.liveness import Liveness, encode_reason
-from horovod.engine.ports import Channel, Link, Observer
+from horovod.engine.ports import Channel, Observer
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
