@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from harness import run_ranks
 from sources import Module, all_modules
 
 import horovod.errors
@@ -107,13 +108,18 @@ def test_modules_have_a_docstring() -> None:
     assert not [place for place, docstring in docstrings.items() if not summary_is_a_sentence(docstring or "")]
 
 
+def _not_there(module: str, names: list[str]) -> list[str]:
+    return [name for name in names if not hasattr(importlib.import_module(module), name)]
+
+
 def test_exports_exist_and_are_complete() -> None:
     for module in all_modules().values():
         names = exported(module)
         assert len(names) == len(set(names)), f"{module.place}: twice in __all__"
         missing = set(names) - set(_bound(module.tree))
-        if any(isinstance(node, Function) and node.name == "__getattr__" for node in module.tree.body):
-            missing = {n for n in missing if not hasattr(importlib.import_module(module.name), n)}
+        if missing and any(isinstance(node, Function) and node.name == "__getattr__" for node in module.tree.body):
+            # In a process of its own: the vendor's names of TensorFlow choose Keras 2.
+            missing = set(run_ranks(1, _not_there, module.name, sorted(missing), init=False)[0])
         assert not missing, f"{module.place}: in __all__ but not there: {missing}"
         public = [n.name for n in module.tree.body if isinstance(n, Documented) and not n.name.startswith("_")]
         is_command = module.name.endswith("__main__") or ".examples." in module.name
