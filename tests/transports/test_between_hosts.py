@@ -37,13 +37,16 @@ def _loses_the_last(hosts: tuple[tuple[int, ...], ...]) -> Found:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hosts", "env"), [((), {"HOROVOD_CPU_OPERATIONS": "GLOO"}), (HOSTS["2+2"], {})])
+@pytest.mark.parametrize(
+    ("hosts", "env"), [((), {"HOROVOD_CPU_OPERATIONS": "GLOO"}), (HOSTS["2+2"], {}), (HOSTS["1+1"], {})]
+)
 def test_a_rank_that_dies_in_the_middle_is_named(hosts: tuple[tuple[int, ...], ...], env: dict[str, str]) -> None:
-    outcomes = Ranks(4, _loses_the_last, (hosts,), env=env, init=False).outcomes()
-    assert outcomes[3].exitcode == -signal.SIGKILL
-    for outcome in outcomes[:3]:
+    last = (sum(map(len, hosts)) or 4) - 1
+    outcomes = Ranks(last + 1, _loses_the_last, (hosts,), env=env, init=False).outcomes()
+    assert outcomes[last].exitcode == -signal.SIGKILL
+    for outcome in outcomes[:last]:
         assert outcome.value is not None, outcome.text
-        assert outcome.value[0] == "3", outcome.value
+        assert outcome.value[0] == str(last), outcome.value
         assert "was killed by SIGKILL" in outcome.value[1]
 
 

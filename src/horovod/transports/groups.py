@@ -1,7 +1,7 @@
 """The engine between hosts, as protocols: groups of ranks that exchange bytes.
 
-An engine only moves bytes; ``hierarchical`` interprets and reduces them. So each engine serves every dtype and every
-reduction, and all ranks get the same bits.
+An engine mostly moves bytes; ``hierarchical`` interprets and reduces them. So each engine serves every dtype and every
+reduction, and all ranks get the same bits. The plain sum of two ranks is the exception.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class Group(Protocol):
 
     def broadcast(self, data: Bytes, root: int) -> Pending:
         """Begin to copy the data of the rank at place ``root`` to all others."""
+
+    def add(self, data: Bytes, dtype: str) -> Pending:
+        """Begin to replace floats of ``dtype`` by their sums over two ranks, whose order does not matter."""
 
 
 class Groups(Protocol):

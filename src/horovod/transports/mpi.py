@@ -33,13 +33,11 @@ class _Operation:
 class _MpiGroup:
     """See ``Group``."""
 
-    def __init__(
-        self, communicator: Any, ranks: tuple[int, ...], me: int, error: type[Exception], byte: Any, watch: Watch
-    ) -> None:
-        self.ranks, self.me, self.watch, self.error = ranks, me, watch, error
+    def __init__(self, communicator: Any, ranks: tuple[int, ...], me: int, mpi: Any, watch: Watch) -> None:
+        self.ranks, self.me, self.watch, self.error = ranks, me, watch, mpi.Exception
         self.others = [rank for rank in ranks if rank != ranks[me]]
         self.communicator = communicator
-        self._byte = byte
+        self._byte, self._in_place = mpi.BYTE, mpi.IN_PLACE
 
     def exchange(
         self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
@@ -58,6 +56,9 @@ class _MpiGroup:
 
     def broadcast(self, data: Bytes, root: int) -> Pending:
         return _Operation(self.communicator.Ibcast([data, len(data), self._byte], root=root), self, data)
+
+    def add(self, data: Bytes, dtype: str) -> Pending:
+        return _Operation(self.communicator.Iallreduce(self._in_place, data.view(dtype)), self, data)
 
 
 def _starts(counts: Sequence[int]) -> list[int]:
@@ -120,7 +121,7 @@ class MpiGroups:
             communicator = self._world.Create_group(part)
             part.Free()
             communicator.Set_errhandler(mpi.ERRORS_RETURN)
-            found = _MpiGroup(communicator, key, key.index(self._rank), mpi.Exception, mpi.BYTE, self._watch)
+            found = _MpiGroup(communicator, key, key.index(self._rank), mpi, self._watch)
             self._groups[key] = found
         return found
 

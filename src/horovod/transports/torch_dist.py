@@ -113,6 +113,10 @@ class _TorchGroup:
         target = _over(data)
         return self._begun(self._group.broadcast([target], options), target)
 
+    def add(self, data: Bytes, dtype: str) -> Pending:
+        target = torch.from_numpy(data.view(dtype))
+        return self._begun(self._group.allreduce([target]), target)
+
     def _begun(self, work: Any, *kept: torch.Tensor) -> Pending:
         self.under_way.add(work)
         return _Operation(work, self, *kept)

@@ -16,7 +16,7 @@ import numpy as np
 from horovod.core.requests import ITEMSIZE, ReduceOp, Request, TensorSpec
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, Kernels, Reducer
+from horovod.transports.kernels import Buffer, Kernels, Reducer, scale_on_entry
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import Piece, aligned, pieces_of
 
@@ -27,6 +27,8 @@ _AVERAGED = frozenset({"float16", "bfloat16", "float32"})
 #: Integers whose sum may be out of their range; the largest types travel as they are, and are checked.
 _WIDENED = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32"})
 _CHECKED = frozenset({"int64", "uint64"})
+#: Types that every engine adds up as our kernels do.
+_ADDED = frozenset({"float32", "float64"})
 
 
 def dtype_between(dtype: str, request: Request) -> str:
@@ -40,6 +42,9 @@ class Steps(NamedTuple):
     inside: Reducer  # reduces the data of a host's ranks
     between: Reducer  # reduces the results of the hosts
     is_plain: bool  # whether `inside` changes nothing on a host with one rank
+    scale: float = (
+        0.0  # factor for the data of ranks that are alone on their hosts which leaves a plain sum; 0 for none
+    )
 
 
 def steps_of(
@@ -60,9 +65,21 @@ def steps_of(
             return Steps(
                 library.reducer(dtype, inner, factor, 1.0, 1), library.reducer(dtype, inner, 1.0, 1.0, 1), False
             )
+    scale = _scale(dtype, request, divisor) if one_each else 0.0
     return Steps(
-        library.reducer(dtype, inner, before, 1.0, 1), library.reducer(dtype, op, 1.0, after, divisor), before == 1.0
-    )
+        library.reducer(dtype, inner, before, 1.0, 1), library.reducer(dtype, op, 1.0, after, divisor), before == 1.0,
+        scale,
+    )  # fmt: skip
+
+
+def _scale(dtype: str, request: Request, divisor: int) -> float:
+    op, before, after = request.op, request.prescale, request.postscale
+    if dtype not in _ADDED or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        return 0.0
+    if op is ReduceOp.SUM and before == after == 1.0:
+        return 1.0
+    factor = scale_on_entry(dtype, op, before, after, divisor)
+    return factor if factor != 1.0 else 0.0
 
 
 def _averages(library: Kernels, dtype: str, request: Request, divisor: int, counts: Sequence[int], here: int) -> Steps:
@@ -119,6 +136,10 @@ class Stream:
         self.libraries.append(library)
         self._nbytes.append(nbytes)
         self.total = aligned(self.total) + nbytes
+
+    def least_nbytes(self) -> int:
+        """Return the size of the smallest tensor."""
+        return min(self._nbytes)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces of the tensors in bytes ``start`` to ``stop``."""
