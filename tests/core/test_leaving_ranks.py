@@ -188,7 +188,7 @@ def test_operations_go_on_without_the_joined(kind: Kind) -> None:
         (Kind.ALLTOALL, {}, "Alltoall is not supported with Join at this time: ranks [1] have joined."),
         (Kind.ADD_PROCESS_SET, {"ranks": (0, 2)}, "Add process set is not supported with Join"),
         (Kind.REMOVE_PROCESS_SET, {"root": 1}, "Remove process set is not supported with Join"),
-        (Kind.BROADCAST, {"root": 1}, "from rank 1, which has called join() and has no data"),
+        (Kind.BROADCAST, {"root": 1}, "with root rank 1, which has called join() and takes no part"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

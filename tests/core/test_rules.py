@@ -63,7 +63,7 @@ def test_wrong(case: str) -> None:
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 def test_not_a_member(kind: Kind) -> None:
     text = check(request("a", kind, process_set=4), (0, 2), 1)
-    assert text.endswith("on process set 4, of which rank 1 is no member: it holds [0, 2]")
+    assert text.endswith("on process set 4, of which rank 1 is not a member: it holds [0, 2]")
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)

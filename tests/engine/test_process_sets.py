@@ -109,7 +109,7 @@ def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
     ]
     if hvd.rank() == 1:
         for call in calls:
-            with pytest.raises(ValueError, match=r"of which rank 1 is no member: it holds \[0, 2\]"):
+            with pytest.raises(ValueError, match=r"of which rank 1 is not a member: it holds \[0, 2\]"):
                 call()
         with pytest.raises(ValueError, match="Process is not part of provided process set"):
             pair.rank()

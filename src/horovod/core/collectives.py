@@ -23,12 +23,6 @@ def _no_rule(request: Request, members: Sequence[int]) -> str:
     return ""
 
 
-def _root_is_member(request: Request, members: Sequence[int]) -> str:
-    if request.root in members:
-        return ""
-    return f"broadcast received invalid root rank {request.root}; members are {[*members]}"
-
-
 def _splits_fit(request: Request, members: Sequence[int]) -> str:
     rows, splits, parts = request.tensors[0].shape[0], request.splits, len(members)
     if not splits:
@@ -75,7 +69,8 @@ class Collective:
     reduces: bool = False  # whether it combines values; then dtype and reduction must fit, and factors apply
     has_rows: bool = False  # whether it works on the first dimension; then tensors must have one
     rows_differ: bool = False  # whether ranks may have different numbers of rows; else they share the whole shape
-    has_root: bool = False  # whether the data comes from one rank, the root, which must have data
+    has_root: bool = False  # whether one rank is the root; then ranks must agree on it, and it must take part
+    root_sends: bool = False  # whether only the root sends data, so that the inputs of other ranks are never read
     needs_all: bool = False  # whether it is refused while ranks of the process set have joined
     # an additional rule for one rank's request; returns the error, or an empty string
     check: Callable[[Request, Sequence[int]], str] = _no_rule
@@ -84,11 +79,11 @@ class Collective:
 COLLECTIVES: dict[Kind, Collective] = {
     Kind.ALLREDUCE: Collective(_same, reduces=True),
     Kind.ALLGATHER: Collective(_rows_of_all, has_rows=True, rows_differ=True),
-    Kind.BROADCAST: Collective(_same, has_root=True, check=_root_is_member),
+    Kind.BROADCAST: Collective(_same, has_root=True, root_sends=True),
     Kind.ALLTOALL: Collective(_rows_for_me, has_rows=True, rows_differ=True, needs_all=True, check=_splits_fit),
     Kind.REDUCESCATTER: Collective(_part_of_rows, reduces=True, has_rows=True),
 }
-"""The collectives that move tensors; barriers, joins and process sets are no part of this."""
+"""The collectives that move tensors; barriers, joins and process sets are not part of this."""
 
 
 def is_reduction(kind: Kind) -> bool:

@@ -70,8 +70,8 @@ def _semantics(first: Request, members: Sequence[int], requests: Sequence[Reques
             members, requests
         )
     if row is not None and row.has_root and first.root in joined:
-        what = f"{first.kind.name.lower()} {_label(first)} from rank {first.root}"
-        return f"{what}, which has called join() and has no data." + _sites(members, requests)
+        what = f"{first.kind.name.lower()} {_label(first)} with root rank {first.root}"
+        return f"{what}, which has called join() and takes no part." + _sites(members, requests)
     return ""
 
 

@@ -29,7 +29,9 @@ def check(request: Request, members: Sequence[int] | None, rank: int) -> str:
     if members is None:
         return f"{verb} on process set {request.process_set}, which does not exist; was it removed?"
     if rank not in members:
-        return f"{verb} on process set {request.process_set}, of which rank {rank} is no member: it holds {[*members]}"
+        return (
+            f"{verb} on process set {request.process_set}, of which rank {rank} is not a member: it holds {[*members]}"
+        )
     row = COLLECTIVES.get(request.kind)
     for tensor in request.tensors:
         if tensor.dtype not in ITEMSIZE:
@@ -39,4 +41,8 @@ def check(request: Request, members: Sequence[int] | None, rank: int) -> str:
             return f"{request.op.name.capitalize()} of {tensor.dtype} tensors is not defined; use one of {allowed}"
         if row is not None and row.has_rows and not tensor.shape:
             return f"{verb} of a tensor without dimensions: there is no first dimension to work on; use reshape(1)"
-    return "" if row is None else row.check(request, members)
+    if row is None:
+        return ""
+    if row.has_root and request.root not in members:
+        return f"{verb} received invalid root rank {request.root}; members are {[*members]}"
+    return row.check(request, members)

@@ -225,15 +225,13 @@ def run_in_program(
             _submit(call, key, [source], [target])
             for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True)
         ])  # fmt: skip
-    elif call.kind is Kind.ALLTOALL:
+    elif call.kind is Kind.ALLGATHER and call.rows is None:
+        _gather_evenly(call, name, inputs, outputs)
+    elif call.kind in _GROUPED:
+        _move(call, name, inputs, outputs)
+    else:
         for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True):
             _move(call, key, [source], [target])
-    elif call.kind is Kind.REDUCESCATTER:
-        _move(call, name, inputs, outputs)
-    elif call.rows is None:
-        _gather_evenly(call, name, inputs, outputs)
-    else:
-        _move(call, name, inputs, outputs)
 
 
 def _gather_evenly(call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -41,7 +41,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
 
     Raises:
         MismatchError: leaves, shapes or dtypes differ between ranks; raised on every rank.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all values have arrived.

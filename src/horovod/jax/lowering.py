@@ -27,7 +27,8 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from horovod.bindings.failures import remember
-from horovod.core.requests import ITEMSIZE, Kind
+from horovod.core.collectives import keeps_shape
+from horovod.core.requests import ITEMSIZE
 from horovod.errors import RequestError
 from horovod.jax import unsafe
 from horovod.jax.calls import CollectiveCall, run_in_program, split_watched
@@ -38,7 +39,6 @@ from horovod.transports.kernels_numpy import numpy_dtype
 __all__ = ["InProgram", "register"]
 
 _TOKEN = ShapedArray((), np.dtype(np.int32))
-_IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
 #: Lower equal calls separately: they are different collectives. Older versions of JAX always do so.
 _EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
 
@@ -72,7 +72,7 @@ class InProgram:
         sources = [np.asarray(buffer) for buffer in buffers]
         targets = [np.asarray(buffer) for buffer in outputs]
         targets.pop().fill(0)
-        if self.call.kind in _IN_PLACE:
+        if keeps_shape(self.call.kind):
             sources = [
                 target if _are_one(source, target) else source for source, target in zip(sources, targets, strict=True)
             ]
@@ -181,7 +181,7 @@ def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Seque
 def _aliases(here: InProgram) -> dict[int, int]:
     """Return operand-to-result indices that may share memory; XLA first copies operands that are still needed."""
     count = here.operands - len(here.call.watched)
-    return {index: index for index in range(count)} if here.call.kind in _IN_PLACE else {}
+    return {index: index for index in range(count)} if keeps_shape(here.call.kind) else {}
 
 
 def _flat(results: Sequence[Any]) -> list[Any]:

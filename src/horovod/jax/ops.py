@@ -55,7 +55,7 @@ P = ParamSpec("P")
 
 _TENSOR = (
     "same structure, shapes and dtypes on every rank; is not changed. Python's and numpy's numbers become arrays; "
-    "leaves that are no numbers come back as they are."
+    "leaves that are not numbers come back as they are."
 )
 _NAME = "key of the match; ``None`` matches eager calls in their order, and calls in a program by program and line."
 
@@ -124,7 +124,7 @@ def _broadcast(
     """Return the root's array, or pytree of arrays.
 
     Returns:
-        A new array, or pytree; leaves that are no numbers stay local.
+        A new array, or pytree; leaves that are not numbers stay local.
     """
     leaves = Leaves(tensor)
     return TreeCall(make_call(Kind.BROADCAST, name, process_set, root=root_rank, parts=leaves.parts), leaves)

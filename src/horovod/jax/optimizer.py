@@ -35,7 +35,7 @@ def allreduce_gradients(
     Collective over ``process_set``; works eagerly and inside ``jit``.
 
     Args:
-        grads: a pytree of the same structure on every rank; numbers become arrays; other leaves that are no arrays are
+        grads: a pytree of the same structure on every rank; numbers become arrays; other leaves that are not arrays are
             returned unchanged.
         op: Average (the default), Sum or Adasum; Min, Max and Product work too.
         compression: compressor of the gradients, such as ``Compression.bf16``.
@@ -50,7 +50,7 @@ def allreduce_gradients(
 
     Raises:
         MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all ranks called.

@@ -46,7 +46,7 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
         return CollectiveCall(kind, name, process_set=process_set, **how)
     rank = context.world().rank
     if process_set.included() is False:
-        raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is no member")
+        raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is not a member")
     id_of(process_set)
     if kind not in FOR_ANY_SIZE:
         how |= {"size": process_set.size(), "place": process_set.rank()}

@@ -17,7 +17,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from horovod.core.requests import Kind, ReduceOp
+from horovod.core.collectives import keeps_shape, result_shapes
+from horovod.core.requests import Kind, ReduceOp, Request, Response, TensorSpec
 from horovod.jax.calls import CollectiveCall, run_eagerly, split_watched
 from horovod.splits import part_of
 
@@ -46,19 +47,19 @@ def _run(*arrays: Any, call: CollectiveCall) -> list[jax.Array]:
 @collective_p.def_abstract_eval
 def _shapes(*arrays: Any, call: CollectiveCall) -> list[ShapedArray]:
     return [
-        ShapedArray(_shape(call, index, array.shape), array.dtype)
+        ShapedArray(_shape(call, index, array), array.dtype)
         for index, array in enumerate(split_watched(call, arrays)[0])
     ]
 
 
-def _shape(call: CollectiveCall, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
-        return shape
-    if call.kind is Kind.REDUCESCATTER:
-        return (_shares(call, shape[0])[call.place], *shape[1:])
+def _shape(call: CollectiveCall, index: int, array: Any) -> tuple[int, ...]:
+    """Return the shape of the result of an array; all ranks have arrays of one shape unless ``rows`` are known."""
     if call.rows is not None:
-        return (sum(call.rows[index]), *shape[1:])
-    return (shape[0] * call.size if call.kind is Kind.ALLGATHER else shape[0], *shape[1:])
+        return (sum(call.rows[index]), *array.shape[1:])
+    request = Request("", call.kind, tensors=(TensorSpec(array.dtype.name, array.shape),), root=call.root)
+    ranks = call.process_set.ranks or ()
+    members = tuple(ranks) if len(ranks) == call.size else tuple(range(call.size))  # else some have joined
+    return result_shapes(Response(call.kind, "", 0, members, requests=(request,)), call.place)[0]
 
 
 def _shares(call: CollectiveCall, rows: int) -> tuple[int, ...]:
@@ -173,6 +174,10 @@ def _back(call: CollectiveCall, grads: list[Any], shapes: list[tuple[int, ...]],
         scaled = grads if factor == 1.0 else [grad * factor for grad in grads]
         shares = tuple(_shares(call, shape[0]) for shape in shapes)
         return collective(call.gradient(kind=Kind.ALLGATHER, rows=shares), scaled)
+    if call.kind is not Kind.ALLGATHER:
+        raise NotImplementedError(
+            f"{call.verb} has no derivative in JAX: leave it out of functions that JAX differentiates"
+        )
     if rows is None:
         return collective(call.gradient(kind=Kind.REDUCESCATTER, op=ReduceOp.AVERAGE), grads)
     reduced = collective(call.gradient(kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, rows=None), grads)
@@ -194,7 +199,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: CollectiveCall) 
         )
     arrays, call = split_watched(call, arrays)[0], replace(call, watched=())
     dims = dims[: len(arrays)]
-    if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+    if keeps_shape(call.kind):
         return collective(call, arrays), list(dims)
     moved = [x if dim is None else jnp.moveaxis(x, dim, 1) for x, dim in zip(arrays, dims, strict=True)]
     return collective(call, moved), [None if dim is None else 1 for dim in dims]

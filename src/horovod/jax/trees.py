@@ -28,7 +28,7 @@ def is_key(array: Any) -> bool:
 class Leaves:
     """The arrays among the leaves of a pytree.
 
-    Leaves that are no numbers (functions, strings, ``None``, ``float0`` gradients) are no arrays, and are returned
+    Leaves that are not numbers (functions, strings, ``None``, ``float0`` gradients) are not arrays, and are returned
     unchanged. Typed random keys are sent as their integers.
 
     Args:

@@ -22,6 +22,7 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.failures import remember
+from horovod.core.collectives import keeps_shape
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
 from horovod.engine.handles import Handle
@@ -94,7 +95,7 @@ class _Node:
         self.op_type, self.request, self.count = op_type, request, count
         self.kind = OP_TYPES.get(op_type)
         self.key = (op_type, request.process_set, request.name)
-        self.in_place = self.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
+        self.in_place = self.kind is not None and keeps_shape(self.kind)
         self.as_user = request.site.stand_in()
 
     def call(self, splits: tuple[int, ...]) -> Call:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["make_transport", "preload"]
 
 _REACHED = "address-of-rank-0"
+#: Module of each engine; imported only where the engine is used, because engines take a while to load.
+_MODULES = {"mpi": "mpi", "gloo": "torch_dist"}
 
 
 def preload(settings: Config, launcher: str) -> None:
@@ -36,9 +38,8 @@ def preload(settings: Config, launcher: str) -> None:
 
 
 def _module_of(engine: str) -> Any:
-    # Import these only here: most jobs do not need them, and they take a while to load.
     importlib.import_module("horovod.transports.hierarchical.transport")
-    return importlib.import_module(f"horovod.transports.{'mpi' if engine == 'mpi' else 'torch_dist'}")
+    return importlib.import_module(f"horovod.transports.{_MODULES[engine]}")
 
 
 def make_transport(

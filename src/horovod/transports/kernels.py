@@ -5,7 +5,7 @@ A *buffer* here is a contiguous array over host memory: a ``torch.Tensor`` or a
 transports never ask which one they hold.
 
 Reductions accumulate 16-bit floats in float32 and round once at the end: exact for two ranks, and for
-more ranks closer than any order of 16-bit additions. Averages by a divisor that is no power of two add and divide in
+more ranks closer than any order of 16-bit additions. Averages by a divisor that is not a power of two add and divide in
 the next wider type and round once, so that equal tensors average to themselves; a sum in the tensor's own type has
 already lost the necessary bit. Averages of integers do not overflow.
 """

@@ -265,7 +265,9 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, SocketFi
         return SocketFilter.of(create)
     except RuntimeError as error:
         where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
-        raise InitError(f"Gloo cannot listen on {where}: {error}") from None
+        raise InitError(
+            f"Gloo cannot listen on {where}: {error}; name another network interface with HOROVOD_GLOO_IFACE"
+        ) from None
 
 
 def _record_nothing() -> None:

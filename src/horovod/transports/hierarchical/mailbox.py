@@ -10,6 +10,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from horovod.core.collectives import COLLECTIVES
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
@@ -53,8 +54,7 @@ class Mailbox:
         if len(own) >= _MOST_WAITING:
             return NO_NOTE
         raw, data = kernels_named(work.kernels).raw, bytearray()
-        # In a broadcast only the root sends.
-        if request.kind is not Kind.BROADCAST or request.root == self._rank:
+        if request.root == self._rank or not COLLECTIVES[request.kind].root_sends:
             for spec, source in zip(request.tensors, work.inputs, strict=True):
                 if spec.nbytes:
                     data += raw(source).data
@@ -88,7 +88,7 @@ class Mailbox:
             sources = []
             for member, memory in enumerate(data):
                 spec = response.request_of(member).tensors[index]
-                # In a broadcast, only the root has sent data.
+                # A rank that had nothing to send has no data.
                 shape = spec.shape if memory or not spec.nbytes else (0,)
                 sources.append(library.view(memory, starts[member], spec.dtype, shape))
                 starts[member] += aligned(spec.nbytes)

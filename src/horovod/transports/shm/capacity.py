@@ -28,7 +28,7 @@ def arena_bytes(wanted: int, ranks: int) -> int:
     if wanted:
         if wanted < LEAST_BYTES:
             raise InitError(
-                f"HOROVOD_ARENA_BYTES={wanted} is too small: {LEAST_BYTES} are needed for the buffers of the "
+                f"HOROVOD_ARENA_BYTES={wanted} is too small: {LEAST_BYTES} bytes are needed for the buffers of the "
                 "collectives, and more for tensors; unset it to use as much as the machine has"
             )
         return wanted

@@ -51,7 +51,7 @@ def wait(address: int, expected: int, timeout_s: float, channel: int) -> bool:
     True otherwise (woken, changed word, or a signal).
 
     Raises:
-        OSError: the address is no futex.
+        OSError: the address is not a futex.
     """
     deadline = _Timespec()
     _clock_gettime(_CLOCK_MONOTONIC, ctypes.byref(deadline))

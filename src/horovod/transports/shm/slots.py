@@ -89,9 +89,8 @@ class Sender:
         self._most = most_views(self.nbytes)
         self.rotation = max(self.step, min(ROTATION_BYTES, _places_of(self.nbytes) * self.step))
         library = kernels_named(kernels)
-        # In a broadcast only the root's data is read.
-        has_root = request.kind in COLLECTIVES and COLLECTIVES[request.kind].has_root
-        shown = request.tensors if not has_root or request.root == rank else ()
+        root_sends = request.kind in COLLECTIVES and COLLECTIVES[request.kind].root_sends
+        shown = request.tensors if not root_sends or request.root == rank else ()
         self._copiers = [library.copier(spec.dtype, factor_on_send(request, spec, members)) for spec in shown]
 
     def send(self, work: Work, offset: int) -> None:
