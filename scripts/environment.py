@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from horovod.config import JOB_ID, MIB, RANK_VARIABLES, SECRET_KEY, SETTINGS, Setting, render
+from horovod.config import JOB_ID, MEETING, MIB, RANK_VARIABLES, SECRET_KEY, SETTINGS, Setting, render
+
+_PLACES = {
+    "rank": "this process, from 0",
+    "size": "number of ranks",
+    "local_rank": "this process among the ranks of its host, from 0",
+    "local_size": "number of ranks on this host",
+    "cross_rank": "this host among those that have this local rank, from 0",
+    "cross_size": "number of hosts that have this local rank",
+    "hostname": "name of this host",
+    "slot": "place on this host, which stays the same in an elastic job",
+}
 
 
 def _row(setting: Setting) -> str:
@@ -40,12 +51,13 @@ def markdown() -> str:
         "## Set by the launcher",
         "",
         "`horovodrun` gives these to each rank; under mpirun or torchrun, theirs are read instead.",
-        "In an elastic job, each reset renews them, except the host name and the slot, which is the first local rank.",
+        "In an elastic job, each reset renews them, except host name and slot.",
         "",
         "| variable | meaning |",
         "|---|---|",
-        *(f"| `{env}` | {name.replace('_', ' ')} of the process |" for name, env in RANK_VARIABLES.items()),
+        *(f"| `{env}` | {_PLACES[name]} |" for name, env in RANK_VARIABLES.items()),
         f"| `{JOB_ID}` | name of the job on this host |",
+        f"| `{MEETING}` | where the job service of several hosts listens, such as `tcp://10.0.0.1:4000` |",
         f"| `{SECRET_KEY}` | key of the job, hexadecimal; set it yourself only where an error asks for it |",
     ]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from unittest.mock import MagicMock
 import yaml
 
 from horovod.config import RANK_VARIABLES, SETTINGS
+from horovod.launch.flags import _parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "migrating.md"
@@ -72,9 +72,8 @@ def symbols() -> Iterator[str]:
 
 def flags() -> Iterator[str]:
     """Yield the table of the flags of horovodrun."""
-    command = [sys.executable, "-c", "from horovod.launch.cli import main; main(['--help'])"]
-    known = set(re.findall(r"--[a-z-]+", subprocess.run(command, capture_output=True, text=True).stdout))
-    inert = {setting.flag for setting in SETTINGS if not setting.in_effect and setting.flag}
+    _, known = _parser("")  # also flags that --help leaves out
+    inert = {flag for setting in SETTINGS if not setting.in_effect for flag in (setting.flag, setting.flag_off) if flag}
     rows = [
         (flag, MISSING if flag not in known else "no effect" if flag in inert else SAME)
         for flag in DATA["flags"].split()
@@ -93,6 +92,8 @@ def variables() -> Iterator[str]:
             rows.append((name, MISSING))
         elif not settings[name].in_effect:
             rows.append((name, "no effect"))
+        elif name in DATA["notes"]:
+            rows.append((name, f"different: {DATA['notes'][name]}"))
         elif default is not None and str(default) != str(ours := settings[name].default) and float(default) != ours:
             rows.append((name, f"different: default {float(ours):g} instead of {default}"))
         else:

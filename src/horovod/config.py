@@ -116,7 +116,7 @@ class Config:
         unit="seconds",
     )  # fmt: skip
     host_timeout_s: float = _setting(
-        "HOROVOD_HOST_TIMEOUT", 10.0, "How long a host may not answer until all ranks raise PeerLostError.",
+        "HOROVOD_HOST_TIMEOUT", 10.0, "All ranks raise PeerLostError when a host has not answered for this long.",
         unit="seconds", minimum=1,
     )  # fmt: skip
     stall_check_disable: bool = _setting(
@@ -167,10 +167,6 @@ class Config:
         "HOROVOD_LOG_HIDE_TIME", False, "Log without date and time.",
         flag="--log-with-timestamp", flag_off="--log-without-timestamp", yaml_path="logging.with_timestamp",
         inverted=True,
-    )  # fmt: skip
-    thread_affinity: str = _setting(
-        "HOROVOD_THREAD_AFFINITY", "", "Core of the engine thread: comma list, one per local rank.",
-        flag="--thread-affinity", yaml_path="library_options.thread_affinity", in_effect=False,
     )  # fmt: skip
     flight_recorder_dir: str = _setting(
         "HOROVOD_FLIGHT_RECORDER_DIR", "", "Folder for the last operations of each rank after a stall or a failure.",
@@ -238,12 +234,13 @@ def _inert(env: str, default: Value, help: str, flag: str = "", yaml_path: str =
 
 
 INERT: tuple[Setting, ...] = (
-    _inert("HOROVOD_CYCLE_TIME", 1.0, "The engine is event driven.", "--cycle-time-ms", "params.cycle_time_ms"),
-    _inert("HOROVOD_HIERARCHICAL_ALLGATHER", False, "For jobs of several hosts.",
+    _inert("HOROVOD_CYCLE_TIME", 1.0, "The engine waits for events, not for cycles.",
+           "--cycle-time-ms", "params.cycle_time_ms"),
+    _inert("HOROVOD_HIERARCHICAL_ALLGATHER", False, "HOROVOD_HIERARCHICAL_ALLREDUCE holds for all collectives.",
            "--hierarchical-allgather", "params.hierarchical_allgather"),
-    _inert("HOROVOD_TORUS_ALLREDUCE", False, "For jobs of several hosts.",
+    _inert("HOROVOD_TORUS_ALLREDUCE", False, "NCCL chooses the way between GPUs.",
            "--torus-allreduce", "params.torus_allreduce"),
-    _inert("HOROVOD_AUTOTUNE", False, "There is nothing to tune yet.", "--autotune", "autotune.enabled"),
+    _inert("HOROVOD_AUTOTUNE", False, "There is no autotuner.", "--autotune", "autotune.enabled"),
     _inert("HOROVOD_AUTOTUNE_LOG", "", "See HOROVOD_AUTOTUNE.", "--autotune-log-file", "autotune.log_file"),
     _inert("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3, "See HOROVOD_AUTOTUNE.",
            "--autotune-warmup-samples", "autotune.warmup_samples"),
@@ -253,14 +250,16 @@ INERT: tuple[Setting, ...] = (
            "--autotune-bayes-opt-max-samples", "autotune.bayes_opt_max_samples"),
     _inert("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, "See HOROVOD_AUTOTUNE.",
            "--autotune-gaussian-process-noise", "autotune.gaussian_process_noise", maximum=1),
-    _inert("HOROVOD_NUM_NCCL_STREAMS", 1, "For jobs over NCCL.",
+    _inert("HOROVOD_NUM_NCCL_STREAMS", 1, "NCCL has one stream on each GPU.",
            "--num-nccl-streams", "library_options.num_nccl_streams"),
-    _inert("HOROVOD_BATCH_D2D_MEMCOPIES", True, "For GPU operations of Horovod."),
-    _inert("HOROVOD_DISABLE_GROUP_FUSION", False, "Groups are fused with others."),
-    _inert("HOROVOD_ENABLE_ASYNC_COMPLETION", False, "For GPU operations of Horovod."),
-    _inert("HOROVOD_ENABLE_XLA_OPS", False, "For TensorFlow."),
-    _inert("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, "For Adasum over MPI."),
-    _inert("HOROVOD_DISABLE_NVTX_RANGES", False, "For GPU operations of Horovod."),
+    _inert("HOROVOD_THREAD_AFFINITY", "", "Threads of this package are not bound to a core.",
+           "--thread-affinity", "library_options.thread_affinity"),
+    _inert("HOROVOD_BATCH_D2D_MEMCOPIES", True, "Tensors of a GPU are not copied into a buffer before NCCL."),
+    _inert("HOROVOD_DISABLE_GROUP_FUSION", False, "A group is one operation, which may be fused with others."),
+    _inert("HOROVOD_ENABLE_ASYNC_COMPLETION", False, "A result on a GPU is complete when its operation is done."),
+    _inert("HOROVOD_ENABLE_XLA_OPS", False, "Collectives in programs that XLA compiles always work."),
+    _inert("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, "Adasum has chunks of a fixed size."),
+    _inert("HOROVOD_DISABLE_NVTX_RANGES", False, "There are no NVTX ranges."),
     _inert("HOROVOD_POPART_BROADCAST_TIMEOUT", 0.0, "See HOROVOD_STALL_SHUTDOWN_TIME_SECONDS."),
 )  # fmt: skip
 """Settings of Horovod that scripts and job files still carry: accepted, checked, without effect."""
@@ -268,7 +267,7 @@ INERT: tuple[Setting, ...] = (
 SETTINGS: tuple[Setting, ...] = tuple(replace(f.metadata["setting"], name=f.name) for f in fields(Config)) + INERT
 """The whole table."""
 
-# Horovod's build, its tests and its Spark and Ray parts read these; they mean nothing here and are no typing mistakes.
+# Horovod's build, its tests and its Spark and Ray parts read these; they mean nothing here and are not typing mistakes.
 _FOREIGN_PREFIXES = (
     "HOROVOD_WITH_", "HOROVOD_WITHOUT_", "HOROVOD_GPU", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_NCCL_",
     "HOROVOD_NVTX_", "HOROVOD_BUILD_", "HOROVOD_ALLOW_", "HOROVOD_CMAKE", "HOROVOD_DEBUG", "HOROVOD_SKIP_",
@@ -281,7 +280,7 @@ def parse(setting: Setting, text: str, source: str = "") -> Value:
     """Read the text of an environment variable; ``source`` is its name in an error, if not the variable.
 
     Raises:
-        ValueError: not a value of that type, not a choice, or too small; names ``source``.
+        ValueError: not a value of that type, not a choice, or out of range; names ``source``.
     """
     where, word = source or setting.env, text.strip()
     if isinstance(setting.default, bool):
@@ -324,7 +323,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
 
     Raises:
         ValueError: a variable holds no value of its type; the message names it.
-        TypeError: an override is no field of ``Config``.
+        TypeError: an override is not a field of ``Config``.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -344,7 +343,7 @@ def is_elastic(environ: Mapping[str, str] | None = None) -> bool:
         environ: variables to read; ``os.environ`` when omitted.
 
     Raises:
-        ValueError: its value is no boolean.
+        ValueError: its value is not a boolean.
     """
     setting = next(s for s in SETTINGS if s.name == "elastic")
     text = (os.environ if environ is None else environ).get(setting.env, "")
@@ -370,5 +369,5 @@ def doubtful_variables(environ: Mapping[str, str] | None = None) -> list[str]:
         if name.startswith("HOROVOD_") and name not in known and not name.startswith(_FOREIGN_PREFIXES):
             meant = nearest(name[8:], [k[8:] for k in known])
             hint = f"; did you mean HOROVOD_{meant}?" if meant else ""
-            sentences.append(f"{name} is no setting of this version{hint}")
+            sentences.append(f"{name} is not a setting of this version{hint}")
     return sentences

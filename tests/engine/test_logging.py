@@ -74,6 +74,6 @@ def test_unknown_variables_are_told_once_and_by_rank_0_only(tmp_path: Path) -> N
     [line] = [line for line in text.splitlines() if "TRESHOLD" in line]
     assert line.startswith("[0]<stderr>:")
     assert line.endswith(
-        "horovod[0] WARNING: HOROVOD_FUSION_TRESHOLD is no setting of this version; "
+        "horovod[0] WARNING: HOROVOD_FUSION_TRESHOLD is not a setting of this version; "
         "did you mean HOROVOD_FUSION_THRESHOLD?"
     )

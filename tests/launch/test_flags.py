@@ -278,5 +278,5 @@ def test_wrong_yaml(content: Any, said: str) -> None:
 def test_text_that_is_no_yaml(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("a: [1")
-    with pytest.raises(UsageError, match="is no YAML"):
+    with pytest.raises(UsageError, match="is not YAML"):
         parse("--config-file", str(path), "x")

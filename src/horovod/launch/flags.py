@@ -160,7 +160,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
     parser = _Parser(
         prog="horovodrun",
         usage="horovodrun -np N [flags] command [arguments]",
-        description="Start a command on N processes of this machine that train together.",
+        description="Start a command on N processes that train together, on this host or on several.",
         allow_abbrev=False,
     )
     takes_value = {"-h": 0, "--help": 0}
@@ -244,7 +244,7 @@ def _words(text: str | None, flag: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text or ""))
     except ValueError as error:
-        raise UsageError(f"{flag} is no command line ({error}); received {text!r}") from None
+        raise UsageError(f"{flag} is not a command line ({error}); received {text!r}") from None
 
 
 def _add_setting(group: Any, setting: Setting, add: Any) -> None:
@@ -317,7 +317,7 @@ def _read_yaml(path: str) -> dict[str, str]:
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config-file {path} is no YAML: {error}") from error
+        raise UsageError(f"--config-file {path} is not YAML: {error}") from error
     return parse_yaml({} if content is None else content, path)
 
 
