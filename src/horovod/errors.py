@@ -3,7 +3,7 @@
     HorovodInternalError(RuntimeError)          an error of the runtime; catch this to catch all below
     |-- NotInitializedError (also ValueError)   you: init() was not called, or shutdown() was
     |-- InitError (also ValueError)             the ranks did not find each other
-    |   `-- DismissedError                      elastic: this process is no member any more; not a failure
+    |   `-- DismissedError                      elastic: this process is not a member any more; not a failure
     |-- RequestError (also ValueError)          you: the call is wrong, independent of other ranks
     |-- MismatchError                           you: ranks disagree on shape, dtype, op, root, ...
     |-- PeerLostError                           the world: another rank died or left; recoverable
@@ -14,7 +14,7 @@
     LaunchError(RuntimeError)                   horovodrun or horovod.run could not run the job
     `-- CellError                               a cell of a notebook failed on a rank, or a rank was lost
     HostsUpdatedInterrupt(RuntimeError)         elastic: the set of hosts changed
-    HorovodVersionMismatchError(ImportError)    ranks run different versions of this package
+    HorovodVersionMismatchError(ImportError)    never raised; scripts of Horovod may name it
 
 Horovod's scripts catch ``HorovodInternalError``, ``ValueError`` and ``RuntimeError``; the second base
 classes keep those scripts working.
@@ -140,7 +140,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Two parts of the job run different versions.
+    """Two parts of the job run different versions. Never raised here: ``init()`` raises ``InitError``.
 
     Attributes:
         name: the part that differs.
