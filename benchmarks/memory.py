@@ -29,7 +29,7 @@ def rank(model: str, way: str) -> tuple[int, int]:
     from horovod.bench.on_torch import ddp_arm, horovod_arm, local_arm, make_task
 
     torch.set_num_threads(1)
-    hvd.init()  # in every way, so that its own memory is no difference
+    hvd.init()  # in every way, so that its own memory is not a difference
     control = Agreement(hvd)
     if way == "ddp":
         start_gloo(control)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sources import ROOT, modules
 
-#: A sentence that begins with a pronoun and is no question.
+#: A sentence that begins with a pronoun and is not a question.
 PRONOUN = re.compile(
     r"(?:^|(?<=[.!:;?] )|(?<=\n\n)|(?<=- ))(?:Who|What|Whoever|Whatever)\b[^.?!]*(?:[.!]|$)", re.MULTILINE
 )

@@ -30,7 +30,7 @@ def usable_cores(pids: Sequence[int] = (0,), root: Path = Path("/")) -> int:
 
 
 def _cpu_quota(folder: Path) -> tuple[int, int]:
-    """Return microseconds of processor time, and of a period; a quota of 0 is no limit."""
+    """Return microseconds of processor time, and of a period; a quota of 0 means no limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return (0 if quota == "max" else int(quota)), int(period)

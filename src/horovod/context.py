@@ -261,7 +261,7 @@ def renew(progress: int = 0, digest: str = "") -> None:
         digest: hash of its state; equal digests mean equal states.
 
     Raises:
-        DismissedError: this process is no member any more, since its host was withdrawn or it has called
+        DismissedError: this process is not a member any more, since its host was withdrawn or it has called
             ``leave_job``; no failure, it should end with exit code 0.
         InitError: the job was not started elastically, or is over; the message says why.
 

@@ -43,7 +43,7 @@ class Launcher:
     is_job_unique: bool = False  # whether the values of `job` differ between all jobs of this user
     # whether the cluster can prove that processes belong to one user, see `rendezvous.vouching`
     is_vouched: bool = False
-    needs_size: bool = False  # whether `rank` alone is no sign of this launcher
+    needs_size: bool = False  # whether `rank` alone is not a sign of this launcher
     starters: tuple[str, ...] = ()  # words in the command line of its process that starts all ranks of a host
 
 

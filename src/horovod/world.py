@@ -142,7 +142,7 @@ def _provisional(launcher: Launcher, environ: Mapping[str, str], hostname: str) 
         )
     counts = {name: environ.get(RANK_VARIABLES[name], "0") for name in ("rank", "size", "slot", "local_size")}
     if wrong := [f"{RANK_VARIABLES[name]}={text!r}" for name, text in counts.items() if not text.isdigit()]:
-        raise InitError(f"{wrong[0]} must be a whole number")
+        raise InitError(f"{wrong[0]} must be a whole number: start the job with horovodrun --min-np, which sets it")
     rank, size, local_rank, local_size = map(int, counts.values())
     meeting = _meeting(launcher, environ, True)
     job, key = _identity(launcher, 2, environ, Path(), 0)

@@ -179,7 +179,7 @@ def test_an_object_state_saves_copies_and_syncs_what_was_saved() -> None:
         return {**value, "batch": 30} if isinstance(value, dict) else value
 
     state = ObjectState(receive, lambda: 0, batch=1, seen=[1])
-    state.batch, state.other = 2, "is no part of it"
+    state.batch, state.other = 2, "is not part of it"
     state.seen.append(2)
     state.restore()
     assert (state.batch, state.seen) == (1, [1])
@@ -368,6 +368,6 @@ def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog:
     assert [p.name for p in path.parent.iterdir()] == ["elastic-000000000009.state"]
     for damaged in (b"", b"garbage", path.with_name("elastic-000000000009.state").read_bytes()[:-3]):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is no state of an elastic job"):
+        with pytest.raises(ValueError, match="is not a state of an elastic job"):
             checkpoint.read(path)
     assert checkpoint.newest(str(tmp_path / "nowhere")) is None

@@ -1,4 +1,4 @@
-"""Something in a rank closes descriptors of the package: that is no death of another rank."""
+"""Something in a rank closes descriptors of the package: that is not a death of another rank."""
 
 from __future__ import annotations
 

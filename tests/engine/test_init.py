@@ -214,7 +214,7 @@ def test_forked_children_know_their_rank_and_can_do_nothing_else() -> None:
             assert initialized == "False"
             assert len(errors) == 3
             for error in errors:
-                assert f"this process was forked from rank {outcome.rank} and is no rank itself" in error
+                assert f"this process was forked from rank {outcome.rank} and is not a rank itself" in error
             assert init == errors[0].replace("Horovod has not been initialized", "init() in a child of a rank")
 
 
@@ -224,7 +224,7 @@ def test_spawned_children_are_told_whose_they_are(method: str) -> None:
     pids = [ranks.pid(rank) for rank in range(2)]
     for outcome in ranks.outcomes():
         assert outcome.error is None, outcome.text
-        mine = f"this process was started by rank {outcome.rank} (pid {pids[outcome.rank]}) and is no rank itself."
+        mine = f"this process was started by rank {outcome.rank} (pid {pids[outcome.rank]}) and is not a rank itself."
         for who, initialized, *errors, init in outcome.value:
             assert initialized == "False"
             for error in (who, *errors):

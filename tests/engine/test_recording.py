@@ -35,7 +35,7 @@ def end(record: Times, number: int) -> None:
 
 
 def names(blocks: list[bytes]) -> list[str]:
-    """Of what is no metadata."""
+    """Of what is not metadata."""
     return [event["name"] for block in blocks for event in json.loads(b"[" + block + b"]") if event["ph"] != "M"]
 
 

@@ -122,7 +122,7 @@ def test_what_waits_for_the_same_ranks_is_one_report(scene: Scene) -> None:
     scene.after(0)
     [text] = scene.after(61)
     assert "and 1 more: submitted by ranks 0, 1, missing: rank 2" in text
-    # More of the same kind is no news.
+    # More of the same kind is not news.
     scene.job.submit(0, request("e"))
     scene.job.submit(1, request("e"))
     scene.after(0)

@@ -105,7 +105,7 @@ def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
         hvd.alltoall(x, splits=[2**40, 4])
     one = hvd.add_process_set([0])
     if hvd.rank() == 1:
-        with pytest.raises(RequestError, match="of which rank 1 is no member"):
+        with pytest.raises(RequestError, match="of which rank 1 is not a member"):
             jax.jit(lambda: hvd.allreduce(x, process_set=one))()
     else:
         assert jax.jit(lambda: hvd.allreduce(x, process_set=one))().sum() == 4

@@ -24,7 +24,7 @@ def _undisturbed_and_disturbed(which: tuple[int, ...], jit_compile: bool) -> Non
 
     keras, hvd = keras_and_hvd()
     if os.environ.get("TF_USE_LEGACY_KERAS"):
-        # Without it the random states of tf_keras are no variables.
+        # Without it the random states of tf_keras are not variables.
         keras.backend.experimental.enable_tf_random_generator()
 
     class See(keras.callbacks.Callback):

@@ -34,7 +34,7 @@ A, B = HostSlots("a", 2), HostSlots("me@b", 3)
         (0, "a:0\n", "", {}, "printed no host"),
         (0, "fd77::0\n[fd77::1]:0\na:0  # soon\n", "", {"fd77::0": HostSlots("fd77::0", 2)}, ""),
         (0, " \n", "no hosts\n", {}, "printed no host: no hosts"),
-        (0, "<html>\n", "", {}, "printed no list of hosts: '<html>' is no name of a host"),
+        (0, "<html>\n", "", {}, "printed no list of hosts: '<html>' is not a name of a host"),
         (0, "a b c\n", "", {}, "printed no list of hosts: its output, line 1: expected `host slots=n`"),
         (3, "a:2\n", "Traceback\nboom\n", {}, "ended with exit code 3: boom"),
         (-9, "a:2\n", "", {}, "was killed by SIGKILL"),

@@ -127,7 +127,7 @@ def test_a_name_may_hold_anything(tmp_path: Path) -> None:
 
 
 def test_a_step_is_what_most_names_do_once_in(tmp_path: Path) -> None:
-    """Something that is called more often, or once in a while, is no measure."""
+    """Something that is called more often, or once in a while, is not a measure."""
     spans = []
     sequence = 0
     for step in range(6):
@@ -182,7 +182,7 @@ def test_what_is_no_timeline_is_said_to_be_none(
 ) -> None:
     (tmp_path / "t").write_text(content)
     assert main([str(tmp_path / "t")]) == 2
-    assert "is no timeline" in capsys.readouterr().err
+    assert "is not a timeline" in capsys.readouterr().err
 
 
 def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_what_is_no_tensor_is_refused(params: Any, text: str) -> None:
 
 
 class Counting(torch.optim.Optimizer):
-    """A user's optimizer with state of several kinds, also under a key that is no parameter."""
+    """A user's optimizer with state of several kinds, also under a key that is not a parameter."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "history": [1, 2.5, "x"]})

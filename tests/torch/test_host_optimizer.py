@@ -138,7 +138,7 @@ def test_every_kind_equals_torch(hosts: tuple[int, ...], kinds: list[str], place
         whole = sum(v.numel() for v in wanted.values() if torch.is_tensor(v) and v.dim())
         steps = sum(1 for v in wanted.values() if torch.is_tensor(v) and not v.dim())
         held = [found[kind][2] for found in results]
-        # Every element is on one rank; what is no element, such as the number of steps, on each that has a part.
+        # Every element is on one rank; what is not an element, such as the number of steps, on each that has a part.
         assert whole <= sum(held) <= whole + size * steps
         assert max(held) <= whole / size + 40 * (whole > 0) + steps
 

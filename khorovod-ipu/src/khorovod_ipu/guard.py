@@ -36,7 +36,7 @@ def found_sdk(search: list[str] | None = None) -> str:
     for folder in sys.path if search is None else search:
         for name in SDK_PACKAGES:
             spec = PathFinder.find_spec(name, [folder])
-            # A folder without __init__.py is no package: the tests of a project may be called `popart`.
+            # A folder without __init__.py is not a package: the tests of a project may be called `popart`.
             if spec and spec.origin and not _is_ours(Path(spec.origin).resolve().parent.parent):
                 return spec.origin
     for name in SDK_DISTRIBUTIONS if search is None else ():

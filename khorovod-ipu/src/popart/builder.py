@@ -60,7 +60,7 @@ class Builder(Annotations):
         aiGraphcore: operators of ``ai.graphcore``.
 
     Raises:
-        popart_exception: the argument is no model, or has another version of the operators.
+        popart_exception: the argument is not a model, or has another version of the operators.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class DataFlow:
         """Return the return type of an anchor.
 
         Raises:
-            popart_exception: the tensor is no anchor.
+            popart_exception: the tensor is not an anchor.
         """
         if tensorId not in self._anchors:
             raise unknown("an anchor of this DataFlow", tensorId, self._anchors)

@@ -74,7 +74,7 @@ def load_proto(model: Any) -> onnx.ModelProto:
     """Return a model from its bytes or a file's name, or an unchanged ``ModelProto``.
 
     Raises:
-        popart_exception: the argument is no model.
+        popart_exception: the argument is not a model.
     """
     if isinstance(model, onnx.ModelProto):
         return model
@@ -86,7 +86,7 @@ def load_proto(model: Any) -> onnx.ModelProto:
     except OSError as error:
         raise popart_exception(f"the file of the model cannot be read: {error}") from error
     except Exception as error:
-        raise popart_exception(f"the argument is no ONNX model: {error}") from error
+        raise popart_exception(f"the argument is not an ONNX model: {error}") from error
     raise popart_exception(f"a model is bytes of getModelProto(), or a file's name; received {type(model).__name__}")
 
 
@@ -129,7 +129,7 @@ def read_graph(model: Any) -> Graph:
     """Read a model.
 
     Raises:
-        popart_exception: the argument is no model, has inputs of unknown shape, or another version of the operators.
+        popart_exception: the argument is not a model, has inputs of unknown shape, or another version of the operators.
     """
     proto = load_proto(model)
     graph = proto.graph

@@ -93,7 +93,7 @@ class Optimizer:
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is no number.
+        popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
     #: name -> (value, whether the value is constant), used for values that are not given.
@@ -166,7 +166,7 @@ class SGD(Optimizer):
         accl1Type: accepted, without effect on the software device.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is no number.
+        popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
@@ -242,7 +242,7 @@ class Adam(Optimizer):
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is no number.
+        popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
@@ -284,7 +284,7 @@ class Adaptive(Optimizer):
             begins with 1, and the momentum holds steps that include the learning rate.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is no number.
+        popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {

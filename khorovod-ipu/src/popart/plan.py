@@ -18,7 +18,7 @@ from popart.tensors import TensorInfo
 
 __all__ = ["SessionPlan"]
 
-#: Operators that stop gradients, in addition to those whose results are no floats.
+#: Operators that stop gradients, in addition to those whose results are not floats.
 _STOPS = (
     "Detach", "Sign", "Floor", "Ceil", "Round", "ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike",
 )  # fmt: skip

@@ -50,7 +50,7 @@ def _row(dtype: Any) -> _Dtype:
     try:
         return _BY_NUMPY[np.dtype(dtype)]
     except (KeyError, TypeError):
-        raise popart_exception(f"{dtype!r} is no dtype of a tensor. Expected one of {', '.join(_BY_NAME)}") from None
+        raise popart_exception(f"{dtype!r} is not a dtype of a tensor. Expected one of {', '.join(_BY_NAME)}") from None
 
 
 class TensorInfo:

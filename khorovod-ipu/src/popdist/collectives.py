@@ -29,7 +29,7 @@ def broadcast(data: Any, rootRank: int = 0, name: str | None = None, communicato
     Raises:
         RuntimeError: ``popdist.init()`` was not called.
         TypeError: ``data`` is neither an array nor a tensor, or is read-only.
-        ValueError: the root is no member.
+        ValueError: the root is not a member.
         MismatchError: shapes, dtypes or roots differ.
 
     Blocks until all instances of the communicator called.

@@ -50,7 +50,7 @@ def division(environ: Mapping[str, str] | None = None) -> Division:
         environ: variables to read; the environment of this process when omitted.
 
     Raises:
-        RuntimeError: a variable is no number, or variables contradict each other.
+        RuntimeError: a variable is not a number, or variables contradict each other.
     """
     found = os.environ if environ is None else environ
     total, local = _number(found, TOTAL, 1, 1), _number(found, LOCAL, 1, 1)
@@ -62,7 +62,7 @@ def division(environ: Mapping[str, str] | None = None) -> Division:
         )
     if is_uniform and (total % local or offset % local):
         raise RuntimeError(
-            f"{TOTAL}={total} and {OFFSET}={offset} are no multiples of {LOCAL}={local}: instances that differ need "
+            f"{TOTAL}={total} and {OFFSET}={offset} are not multiples of {LOCAL}={local}: instances that differ need "
             f"{UNIFORM}=0"
         )
     return Division(

@@ -160,7 +160,7 @@ class CommandLine:
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Parse a command line: options, then the program as the first word that is no option.
+    """Parse a command line: options, then the program as the first word that is not an option.
 
     Args:
         argv: the arguments, without the name ``poprun``.
@@ -228,7 +228,7 @@ def read_config(path: str) -> dict[str, Any]:
     except OSError as error:
         raise CommandLineError(f"--import-config {path}: {error.strerror}") from error
     except ValueError as error:
-        raise CommandLineError(f"--import-config {path} is no JSON: {error}") from None
+        raise CommandLineError(f"--import-config {path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise CommandLineError(f"--import-config {path}: expected an object of options and values")
     values = {}

@@ -66,7 +66,7 @@ def expand_hosts(text: str) -> list[str]:
             first, _, last = part.partition("-")
             last = last or first
             if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
-                raise CommandLineError(f"--host {text}: {part!r} is no range such as 0-2")
+                raise CommandLineError(f"--host {text}: {part!r} is not a range such as 0-2")
             if int(last) - int(first) >= 10_000:
                 raise CommandLineError(f"--host {text}: {part!r} are more than 10000 hosts")
             width = len(first) if first.startswith("0") else 0

@@ -207,7 +207,7 @@ class PoplarExecutor:
 
         Raises:
             RuntimeError: this is an inference model.
-            TypeError: the argument is no optimizer, or has another class than before.
+            TypeError: the argument is not an optimizer, or has another class than before.
             ValueError: the groups of parameters differ.
         """
         if not self._training:
@@ -346,7 +346,7 @@ def trainingModel(
         optimizer: an optimizer of ``poptorch.optim`` or ``torch.optim``; SGD with ``lr=0.01`` when omitted.
 
     Raises:
-        TypeError: ``model`` is no module, or ``optimizer`` is no optimizer.
+        TypeError: ``model`` is not a module, or ``optimizer`` is not an optimizer.
     """
     return PoplarExecutor(model, options or Options(), True, optimizer)
 
@@ -359,6 +359,6 @@ def inferenceModel(model: torch.nn.Module, options: Options | None = None) -> Po
         options: options of the execution.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     return PoplarExecutor(model, options or Options(), False, None)

@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_an_error_at_the_call() -> None:
         (lambda: builder.aiGraphcore.l1loss([x], 1.0, "Sum"), "reduction must be a popart.ReductionType"),
         (lambda: builder.addOutputTensor("nothing"), "is not a tensor of this builder"),
         (lambda: builder.aiOnnx.reshape([x, builder.addInputTensor("INT64", [2])]), "which depends on data"),
-        (lambda: builder.addInputTensor("FLOATS", [1]), "'FLOATS' is no dtype"),
+        (lambda: builder.addInputTensor("FLOATS", [1]), "'FLOATS' is not a dtype"),
         (lambda: builder.addInputTensor("FLOAT", [-1]), "cannot be negative"),
     ):  # fmt: skip
         with pytest.raises(popart.popart_exception, match=message):

@@ -153,7 +153,7 @@ def test_weights_go_to_a_file_and_into_another_session(tmp_path: Path) -> None:
     builder.addInitializedInputTensor(np.ones(1, np.float32), "w1")
     with pytest.raises(popart.popart_exception, match="does not have the weights w2"):
         other.resetHostWeights(builder.getModelProto())
-    with pytest.raises(popart.popart_exception, match="is no ONNX model"):
+    with pytest.raises(popart.popart_exception, match="is not an ONNX model"):
         other.resetHostWeights(b"\xff\xff\xff")
     with pytest.raises(popart.popart_exception, match="cannot be read"):
         other.resetHostWeights(str(tmp_path / "missing.onnx"))
@@ -266,7 +266,7 @@ def test_what_a_plan_refuses() -> None:
         ({"loss": "MatMul:0"}, r"must be a single number; its shape is \[2, 5\]"),
         ({"loss": "los"}, "'los' is not a tensor of the graph"),
         ({"dataFlow": popart.DataFlow(1, {"nobody": popart.AnchorReturnType("All")})}, "'nobody' is not a tensor"),
-        ({"fnModel": b"no model"}, "is no ONNX model"),
+        ({"fnModel": b"no model"}, "is not an ONNX model"),
         ({"fnModel": 5}, "a model is bytes"),
         ({"optimizer": 0.1}, "optimizer must be popart.SGD"),
         ({"dataFlow": {}}, "dataFlow must be a popart.DataFlow"),

@@ -79,7 +79,7 @@ def test_settings_go_to_a_file_and_come_back_and_the_command_line_has_the_last_w
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"), ("[]", "expected an object"), ('{"num-replikas": 1}', "did you mean 'num-replicas'?"),
+        ("{", "is not JSON"), ("[]", "expected an object"), ('{"num-replikas": 1}', "did you mean 'num-replicas'?"),
         ('{"num-replicas": "x"}', "num-replicas takes a whole number"),
         ('{"dry-run": true}', "unknown option 'dry-run'"),
     ],

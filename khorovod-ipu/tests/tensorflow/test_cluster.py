@@ -30,7 +30,7 @@ def config(**changes: Any) -> str:
     [
         (None, "TF_CONFIG is not set"),
         ("", "TF_CONFIG is not set"),
-        ('{"cluster": {"worker": ["a:1", }', "TF_CONFIG is no JSON: Expecting value at character 31"),
+        ('{"cluster": {"worker": ["a:1", }', "TF_CONFIG is not JSON: Expecting value at character 31"),
         ("[1]", "must be an object of JSON"),
         (config(cluster=None), 'has no "cluster"'),
         (config(cluster={"worker": "host0:2222"}), 'the addresses of "worker" must be a list'),

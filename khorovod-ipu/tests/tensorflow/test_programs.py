@@ -158,7 +158,7 @@ def _program() -> dict[str, Any]:
         summed = ipu_compiler.compile(
             lambda: loops.repeat(4, lambda total, x: total + tf.cast(x, tf.float32), [0.0], other), []
         )
-        found["one value is no list"] = loops.repeat(2, lambda total: total + 1.0, [0.0]).shape.rank == 0
+        found["one value is not a list"] = loops.repeat(2, lambda total: total + 1.0, [0.0]).shape.rank == 0
         fed = outfeed.dequeue()
 
         def step() -> Any:
@@ -190,7 +190,7 @@ def test_a_pipeline_is_one_launch_with_two_reductions_per_repeat() -> None:
         losses += [(a * b, 2 * a * b)] * 3
         a, b = a - 0.01 * 3 * 3 * b, b - 0.01 * 3 * 3 * a
     for rank, found in enumerate(run_ranks(2, _program, framework="tf_keras")):
-        assert found["reductions"] == 2 * 4 and found["one value is no list"]
+        assert found["reductions"] == 2 * 4 and found["one value is not a list"]
         assert found["variables"] == ["a:0", "b:0", "c:0", "global_step:0"]
         np.testing.assert_allclose(found["weights"], [a, b], rtol=1e-5)
         np.testing.assert_allclose(found["losses"], [pair[rank] for pair in losses], rtol=1e-5)

@@ -33,7 +33,7 @@ class Backend:
     hvd: Any  # the module with the collectives for training scripts
     comm: Collectives  # the collectives of its framework
     compression: Any
-    generators: Sequence[Generator] = ()  # random generators of its framework that are no variables
+    generators: Sequence[Generator] = ()  # random generators of its framework that are not variables
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         """Reduce gradients as one operation: in a graph, in jit, or eagerly.

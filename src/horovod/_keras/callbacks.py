@@ -70,7 +70,7 @@ class Broadcast:
             var: variable of the model.
 
         Raises:
-            RequestError: ``var`` is no variable.
+            RequestError: ``var`` is not a variable.
         """
         if not self._kit.is_variable(var):
             raise wrong_argument(f"a local variable must be a variable of the model. Received: {type(var).__name__}")

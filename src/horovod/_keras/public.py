@@ -69,7 +69,7 @@ def _local_variables(layers: Any, kind: type[Any]) -> list[Any]:
     """Return the trainable variables of one or several layers of a kind.
 
     Raises:
-        RequestError: an element is no layer, or a layer is not built.
+        RequestError: an element is not a layer, or a layer is not built.
     """
     layers = [] if layers is None else list(layers) if isinstance(layers, list | tuple) else [layers]
     for layer in layers:

@@ -18,7 +18,7 @@ from horovod.core.requests import ReduceOp
 
 __all__ = ["NAME", "OPTIMIZER", "Settings", "alone", "make_settings"]
 
-#: Explanations of arguments of ``DistributedOptimizer`` that are no settings.
+#: Explanations of arguments of ``DistributedOptimizer`` that are not settings.
 OPTIMIZER = "a Keras optimizer, or its name. It becomes the distributed one, with its state."
 NAME = "accepted; operations are named by the order in which optimizers are first used."
 

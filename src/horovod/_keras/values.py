@@ -102,7 +102,7 @@ class Values:
 
         Raises:
             MismatchError: the ranks' variables differ; on every rank.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
             NotInitializedError: ``init()`` was not called.
 
         Blocks until all ranks called.

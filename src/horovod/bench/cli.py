@@ -29,7 +29,7 @@ def _list_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         names = tuple(name.strip() for name in text.split(",") if name.strip())
         for name in names:
             if name not in allowed and not (allowed is PEERS and name.partition("=")[0] in allowed):
-                raise argparse.ArgumentTypeError(f"no {name!r}; there are {', '.join(allowed)}")
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose from {', '.join(allowed)}")
         return names
 
     return read

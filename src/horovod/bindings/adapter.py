@@ -41,7 +41,7 @@ class Adapter(Protocol):
         or not in host memory.
 
         Raises:
-            TypeError: ``tensor`` is no tensor of this framework.
+            TypeError: ``tensor`` is not a tensor of this framework.
             ValueError: this kind of tensor cannot be sent, such as a sparse one.
         """
 
@@ -87,7 +87,7 @@ class Adapter(Protocol):
         """Return the splits of an alltoall as integers.
 
         Raises:
-            ValueError: the splits are no integers.
+            ValueError: the splits are not integers.
         """
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> Any:

@@ -30,7 +30,7 @@ def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, rem
 
     Raises:
         MismatchError: some names are missing on some ranks; raised on every rank.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
     """
     ordered = sorted(names)
     row = [len(ordered), zlib.crc32("\n".join(ordered).encode(errors="surrogatepass"))]
@@ -45,7 +45,7 @@ def agree_on_count(call: str, names: Sequence[str], process_set: ProcessSet) -> 
 
     Raises:
         MismatchError: some ranks have more tensors than others; raised on every rank.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
     """
     _agree(call, [len(names)], sorted(names), process_set, _SAME_MODEL)
 

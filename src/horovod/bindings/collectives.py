@@ -38,9 +38,12 @@ def _allreduce(
         postscale_factor: multiplies the result.
         process_set: ranks that take part; this rank must be one of them.
 
+    Returns:
+        A new tensor of the same shape, dtype and device.
+
     Raises:
-        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
+        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value. The job goes on.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
 
@@ -59,7 +62,11 @@ def _reducescatter(
     tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call:  # fmt: skip
-    """Combine a tensor over all ranks and return this rank's rows of the result."""
+    """Combine a tensor over all ranks and return this rank's rows of the result.
+
+    Returns:
+        A new tensor of the same dtype and device; only the first dimension is smaller.
+    """
     how = refuse_adasum(resolve_op(op, None))
     return call(Kind.REDUCESCATTER, name, id_of(process_set), how, *check_factors(prescale_factor, postscale_factor))
 
@@ -68,9 +75,13 @@ def _reducescatter(
 def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Call:
     """Concatenate every rank's tensor along the first dimension, in rank order.
 
+    Returns:
+        A new tensor of the same dtype and device; only the first dimension is larger.
+
     Raises:
-        MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
+        MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value. The job
+            goes on.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
     """
@@ -81,7 +92,11 @@ def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = g
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Call:
-    """Return the root's tensor."""
+    """Return the root's tensor.
+
+    Returns:
+        A new tensor of the same shape, dtype and device.
+    """
     return call(Kind.BROADCAST, name, id_of(process_set), root=check_root(root_rank))
 
 
@@ -89,7 +104,7 @@ def check_root(root_rank: Any) -> int:
     """Return a root rank as an integer.
 
     Raises:
-        TypeError: ``root_rank`` is no integer.
+        TypeError: ``root_rank`` is not an integer.
     """
     if not is_integer(root_rank):
         raise TypeError(f"root_rank must be an integer. Received: {root_rank!r}")
@@ -158,8 +173,9 @@ class Collectives(Submission, JobFunctions):
             The received rows in rank order; with ``splits`` also the number of rows received from each rank.
 
         Raises:
-            MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value.
-            PeerLostError: a rank died.
+            MismatchError: dtypes, or dimensions after the first, disagree; on every rank, with each rank's value. The
+                job goes on.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
             ValueError: an argument of this rank is invalid.
             NotInitializedError: ``init()`` was not called.
 
@@ -175,6 +191,9 @@ class Collectives(Submission, JobFunctions):
 
         Args:
             process_set: ranks that take part; this rank must be one of them.
+
+        Raises:
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         self._run(call(Kind.BARRIER, None, id_of(process_set)), ())
 
@@ -186,6 +205,11 @@ class Collectives(Submission, JobFunctions):
 
         Returns:
             The rank that joined last.
+
+        Raises:
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
+
+        Blocks until all ranks have joined.
         """
         handle = _engine().run(Call(Kind.JOIN, "join"), self.adapter)
         context.count_join()

@@ -48,7 +48,7 @@ def compare_once(
 
     Raises:
         MismatchError: ranks have different numbers of parameters.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks at the first call until all members called.
     """

@@ -51,7 +51,7 @@ def broadcast_object(
     Raises:
         RequestError: the object cannot be pickled; on every rank. Or this rank cannot unpickle it.
         MismatchError: ranks named different roots.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until the object has arrived.
     """
@@ -82,7 +82,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
     Raises:
         RequestError: a rank's object cannot be pickled; on every rank. Or this rank cannot unpickle one.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until all ranks called.
     """

@@ -82,7 +82,7 @@ class ProcessSet:
         """Return this process's index in the set, or None while the set is not registered.
 
         Raises:
-            ValueError: this process is no member.
+            ValueError: this process is not a member.
         """
         was_asked()
         if self.process_set_id is None or self.ranks is None:
@@ -222,7 +222,7 @@ def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
 
 
 def shutdown() -> None:
-    """Leave the job; ``init()`` may follow."""
+    """Leave the job; ``init()`` may follow. Ranks that still wait for this one get a ``PeerLostError``."""
     context.shutdown()
     _registry.clear()
     global_process_set.ranks = None
@@ -273,7 +273,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         False when the set is not registered, or is the global set; then nothing happens.
 
     Raises:
-        ValueError: ``process_set`` is no process set.
+        ValueError: ``process_set`` is not a process set.
 
     Blocks until all ranks called.
     """
@@ -290,7 +290,7 @@ def id_or_none(process_set: ProcessSet) -> int | None:
     """Return the id of a process set; None if it is not registered.
 
     Raises:
-        ValueError: ``process_set`` is no process set.
+        ValueError: ``process_set`` is not a process set.
     """
     try:
         return process_set.process_set_id

@@ -54,7 +54,7 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
     """Return the reduction that ``op`` or Horovod's older ``average`` selects.
 
     Raises:
-        ValueError: both are given, ``op`` is no reduction, or ``average`` is a string or a reduction.
+        ValueError: both are given, ``op`` is not a reduction, or ``average`` is a string or a reduction.
     """
     if average is None:
         if isinstance(op, ReduceOp):
@@ -79,7 +79,7 @@ def check_factors(prescale: Any, postscale: Any) -> tuple[float, float]:
     """Return the factors of a reduction as floats.
 
     Raises:
-        RequestError: they are no finite numbers, or no values yet while a framework traces.
+        RequestError: they are not finite numbers, or no values yet while a framework traces.
     """
     # Each call of a reduction comes here, most of them with plain floats.
     if type(prescale) is type(postscale) is float and math.isfinite(prescale + postscale):

@@ -84,8 +84,13 @@ class Submission:
         Args:
             handle: handle of an ``_async`` call; an unknown handle returns None immediately, as in Horovod.
 
+        Returns:
+            The result of the blocking form; of a grouped operation a list.
+
         Raises:
-            HorovodInternalError: the operation failed; see ``horovod.errors``.
+            HorovodInternalError: the operation failed; its subclass says why, as for the blocking form.
+
+        Blocks until all ranks called.
         """
         open_handle = self._open.get(handle)
         if open_handle is None:
@@ -299,7 +304,7 @@ def id_of(process_set: ProcessSet) -> int:
     """Return the id of a registered process set.
 
     Raises:
-        ValueError: ``process_set`` is not registered, or is no process set.
+        ValueError: ``process_set`` is not registered, or is not a process set.
     """
     if (key := id_or_none(process_set)) is None:
         raise ValueError(not_registered(process_set))

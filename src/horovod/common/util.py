@@ -159,7 +159,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         Whether ``ver`` is at least ``target``.
 
     Raises:
-        ValueError: a version is no text, or ``target`` does not have three numbers.
+        ValueError: a version is not text, or ``target`` does not have three numbers.
     """
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(f"versions must be text; received {ver!r} and {target!r}")

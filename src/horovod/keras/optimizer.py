@@ -35,7 +35,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
         settings: settings of the reduction.
 
     Raises:
-        RequestError: ``optimizer`` is no optimizer, or already accumulates another number of passes.
+        RequestError: ``optimizer`` is not an optimizer, or already accumulates another number of passes.
     """
     if isinstance(optimizer, str | dict):
         optimizer = keras.optimizers.get(optimizer)

@@ -66,7 +66,7 @@ def named_hosts(hosts: str, hostfile: str) -> list[HostSlots]:
     """Return the hosts that the user named, if any.
 
     Raises:
-        ValueError: the text is no list of hosts.
+        ValueError: the text is not a list of hosts.
     """
     if hosts:
         return parse_hosts(hosts)
@@ -99,7 +99,7 @@ def choose_hosts(
     host gets one rank, and ``num_proc`` is ignored.
 
     Raises:
-        ValueError: the ranks do not fit on the hosts, or the text is no list of hosts.
+        ValueError: the ranks do not fit on the hosts, or the text is not a list of hosts.
     """
     try:
         allocation = find_allocation(os.environ)

@@ -59,7 +59,7 @@ def read_answer(
     try:
         named = parse_hostfile(out, "its output", slots, allows_zero=True)
         if wrong := [host.name for host in named if not _NAME.fullmatch(host.name)]:
-            raise ValueError(f"{wrong[0]!r} is no name of a host")
+            raise ValueError(f"{wrong[0]!r} is not a name of a host")
     except ValueError as problem:
         return ScriptAnswer({}, f"printed no list of hosts: {problem}"[: 2 * _MOST_QUOTED])
     offered = [host for host in named if host.slots]  # a host with 0 slots is withdrawn

@@ -93,8 +93,8 @@ class ElasticMembers:
 
     def lost(self, now_s: float, process: int, who: str, how: str, code: int, error: str) -> list[str]:
         """Return lines for the user about a process that has not done its work. ``code`` is the exit code of the
-        launcher for this end; 0 is no failure unless it was a member. ``error`` is the signature of the exception that
-        ended it, or empty.
+        launcher for this end; 0 is not a failure unless it was a member. ``error`` is the signature of the exception
+        that ended it, or empty.
         """
         is_new = 1 < self.ledger.generation == self._since.get(process)
         loss = Loss(who, how, self.ledger.generation, code, error, is_new=is_new)

@@ -112,7 +112,7 @@ class HostCheck:
 
 def check_hosts(hosts: Sequence[str], here: str, access: Access) -> dict[str, HostCheck]:
     """Start an agent on each host, let it check the host, and return those that are ready; the caller must close them.
-    ``here`` is this host's name, empty if it is no part of the job.
+    ``here`` is this host's name, empty if it is not part of the job.
 
     Raises:
         LaunchError: a host has problems; one sentence for each.

@@ -210,7 +210,7 @@ class RemoteJob(Job):
                 elif isinstance(frame, frames.News):
                     yield self._translated(frame.event)
         except frames.FrameError as error:
-            yield from self._lost(f"the agent sent data that is no frame: {error}")
+            yield from self._lost(f"the agent sent data that is not a frame: {error}")
         if self._wire.is_closed and not self._is_over:
             lines = self._connection.stderr.strip().splitlines()
             stood_s = self._wire.late_s

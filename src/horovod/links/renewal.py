@@ -52,7 +52,7 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     joined a generation. See ``MembershipClient`` for ``on_loss``.
 
     Raises:
-        InitError: this is no process of an elastic job, or no service answers.
+        InitError: this is not a process of an elastic job, or no service answers.
 
     Blocks until the service has answered, or HOROVOD_START_TIMEOUT seconds.
     """
@@ -94,7 +94,7 @@ def renew(
     this process.
 
     Raises:
-        DismissedError: this process is no member any more.
+        DismissedError: this process is not a member any more.
         InitError: the job is over, or this machine lacks a requirement.
 
     Blocks until all members of a generation have met.

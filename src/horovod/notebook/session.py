@@ -137,7 +137,7 @@ class Session:
         Raises:
             CellError: the code failed on a rank (the message has its traceback), or the ranks have ended.
             KeyboardInterrupt: Ctrl-C; it was passed on to the ranks, which stay alive.
-            SyntaxError: the code is no Python.
+            SyntaxError: the code is not Python.
 
         Blocks until all ranks have run it.
         """
@@ -174,7 +174,7 @@ class Session:
 
         Raises:
             CellError: the expression failed on a rank; a value cannot be sent; or the ranks have ended.
-            SyntaxError: ``expression`` is no expression.
+            SyntaxError: ``expression`` is not an expression.
         """
         compile(expression.strip(), "<pull>", "eval", ast.PyCF_ONLY_AST, dont_inherit=True)
         most = messages.MOST_BYTES - (1 << 20)

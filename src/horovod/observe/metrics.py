@@ -179,7 +179,7 @@ class _Server(socketserver.ThreadingTCPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # the end of a client is no error
+        pass  # the end of a client is not an error
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -58,7 +58,7 @@ class DistributedOptimizer:
             RequestError: the session has no streams; ``prepareDevice()`` creates them.
             MismatchError: the ranks train different weights; on every rank.
             NotInitializedError: ``init()`` was not called.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
         Blocks until all ranks called.
         """

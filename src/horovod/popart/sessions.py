@@ -170,7 +170,7 @@ def broadcast_weights(session: Any, root_rank: int = 0) -> None:
     Raises:
         RequestError: the session lists no weights.
         MismatchError: the names, or a weight's shape or dtype, differ between ranks; on every rank.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until all weights have arrived.
     """

@@ -69,7 +69,7 @@ class MiniSettings:
             most: name of the argument for ``max_num_proc``.
 
         Raises:
-            ValueError: a setting is no number, or out of range; names it.
+            ValueError: a setting is not a number, or out of range; names it.
         """
         self.check()
         check_whole(self.min_num_proc, fewest, 1)

@@ -47,7 +47,7 @@ class HorovodConfig(BackendConfig):
         nics: network interfaces over which ranks find each other; all when empty.
 
     Raises:
-        ValueError: ``env`` does not map names to texts, or ``nics`` are no names.
+        ValueError: ``env`` does not map names to texts, or ``nics`` are not names.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)

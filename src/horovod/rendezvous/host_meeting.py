@@ -1,7 +1,7 @@
 """Lets the ranks of one host find each other: one meeting on an abstract unix socket, which is closed afterwards.
 
 Rank 0 listens during init() under a name that only processes with the job's key can compute, and that changes every
-second. The name is no file, so nothing is left behind in any case. Each rank first sends a greeting, signed with the
+second. The name is not a file, so nothing is left behind in any case. Each rank first sends a greeting, signed with the
 key, and its arena as a file descriptor. Rank 0 answers all of them at once, signed too, with the descriptors of all
 ranks; the meeting is valid when all have confirmed that they received them. A peer of another user, or without the
 key, gets no answer, and cannot prevent a meeting by binding names or holding connections open.

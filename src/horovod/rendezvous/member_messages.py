@@ -68,7 +68,7 @@ class Refused(msgspec.Struct, array_like=True, tag="refused"):
 
     attempt: int  # number of the attempt that this answers
     why: str  # the reason, in words
-    is_dismissal: bool  # whether it is no failure
+    is_dismissal: bool  # whether it is not a failure
 
 
 class WatchNews(msgspec.Struct, array_like=True, frozen=True, tag="watch"):

@@ -52,7 +52,7 @@ class Munge:
         """Read a credential that ``encode`` made on any host of the cluster.
 
         Raises:
-            MungeError: it is no credential, is for another user, is too old, or was read on this host before.
+            MungeError: it is not a credential, is for another user, is too old, or was read on this host before.
         """
         data, length = ctypes.c_void_p(), ctypes.c_int()
         uid, gid = ctypes.c_uint32(), ctypes.c_uint32()

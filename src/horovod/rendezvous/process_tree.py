@@ -1,4 +1,4 @@
-"""Detects that a rank of the job has started this process: then it is no rank, despite inherited variables.
+"""Detects that a rank of the job has started this process: then it is not a rank, despite inherited variables.
 
 A rank in the job maps the control page, whose name tells the job; a job whose ranks have met has no place for others.
 The process table is searched upwards, since shells and fork servers may stand between a rank and its child.
@@ -34,7 +34,7 @@ def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> 
             if mark in (proc / str(pid) / "maps").read_bytes():
                 return pid
     except (OSError, ValueError, IndexError):
-        pass  # a process of another user is no rank of ours, nor is any process above it
+        pass  # a process of another user is not a rank of ours, nor is any process above it
     return 0
 
 
@@ -42,7 +42,7 @@ def is_no_rank(world: World, parent: int = 0) -> str:
     """Return the error text for a process that a rank has started, or with 0 as ``parent``, forked."""
     origin = f"started by rank {world.rank} (pid {parent})" if parent else f"forked from rank {world.rank}"
     text = (
-        f"this process was {origin} and is no rank itself. Call init() and collectives only in the rank, and pass "
+        f"this process was {origin} and is not a rank itself. Call init() and collectives only in the rank, and pass "
         "the values that this process needs, such as hvd.rank(), as arguments"
     )
     if not parent:

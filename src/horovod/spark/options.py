@@ -31,7 +31,7 @@ class JobOptions:
         executable: Python interpreter of the ranks; that of their tasks when None.
 
     Raises:
-        ValueError: ``env`` does not map names to texts, or ``nics`` are no names.
+        ValueError: ``env`` does not map names to texts, or ``nics`` are not names.
     """
 
     def __init__(

@@ -46,9 +46,9 @@ def broadcast_variables(
         In a graph of TensorFlow 1, the operation that broadcasts; else None.
 
     Raises:
-        ValueError: an element of ``variables`` is no variable.
+        ValueError: an element of ``variables`` is not a variable.
         MismatchError: numbers of variables, shapes or dtypes disagree; on every rank.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until all values have arrived.
     """

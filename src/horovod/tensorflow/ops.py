@@ -71,7 +71,8 @@ def allreduce(
     Raises:
         MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value. It is a
             ``tf.errors.FailedPreconditionError``, too.
-        PeerLostError: a rank died; a ``tf.errors.UnknownError``, too.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it. A
+            ``tf.errors.UnknownError``, too.
         NotInitializedError: ``init()`` was not called.
         NotImplementedError: IndexedSlices with an ``op`` other than Sum and Average, or with a factor.
 
@@ -193,9 +194,9 @@ def broadcast_(
         The new values.
 
     Raises:
-        ValueError: an element of ``variables`` is no variable.
+        ValueError: an element of ``variables`` is not a variable.
         MismatchError: shapes, dtypes or roots disagree.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until the data has arrived; in a graph, delays only operations that need the result.
     """
@@ -294,7 +295,7 @@ def join() -> Any:
         The rank that joined last, as an int32 tensor.
 
     Raises:
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until all ranks have joined.
     """
@@ -311,7 +312,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
         process_set: ranks that take part; this rank must be one of them.
 
     Raises:
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
     """
     if tf.executing_eagerly():
         return comm.barrier(process_set)

@@ -57,7 +57,7 @@ class _Distributed:
 
         Raises:
             MismatchError: the ranks' sources differ, or their order does.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         if isinstance(use_generic_names, tf.UnconnectedGradients):
             unconnected_gradients = use_generic_names
@@ -101,7 +101,7 @@ def layers_argument(local_layers: Any) -> list[Any]:
     """Return the user's layers as a list.
 
     Raises:
-        ValueError: an element is no layer.
+        ValueError: an element is not a layer.
     """
     layers = list(local_layers) if isinstance(local_layers, list | tuple) else [local_layers]
     if local_layers is None:

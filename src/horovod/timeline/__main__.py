@@ -15,7 +15,7 @@ from horovod.timeline.summary import Summary, summarise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command; returns 0, or 2 when the file is no timeline or the output cannot be written."""
+    """Entry point of the command; returns 0, or 2 when the file is not a timeline or the output cannot be written."""
     parser = argparse.ArgumentParser(
         prog="python -m horovod.timeline",
         description="Show where the time of a training run goes. The file itself opens in ui.perfetto.dev.",

@@ -155,5 +155,5 @@ def _read(path: Path) -> bytes:
     """Read a plain file; refuse links, and do not wait for the writer of a pipe."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is no plain file")
+            raise OSError("it is not a regular file")
         return file.read()

@@ -73,12 +73,12 @@ def read(path: Path) -> dict[int, RankTrace]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no timeline of this package.
+        ValueError: the file is not a timeline of this package.
     """
     try:
         events = msgspec.json.decode(path.read_bytes(), type=list[_Event])
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is no timeline: {error}") from None
+        raise ValueError(f"{path} is not a timeline: {error}") from None
     ranks: dict[int, RankTrace] = {}
     rows: dict[int, str] = {}
     for event in events:
@@ -88,7 +88,7 @@ def read(path: Path) -> dict[int, RankTrace]:
         if event.name == "thread_name":
             rows[event.tid] = event.text("name")
     if not ranks:
-        raise ValueError(f"{path} is no timeline of khorovod: no rank has told anything in it")
+        raise ValueError(f"{path} is not a timeline of khorovod: no rank has told anything in it")
     ops: dict[tuple[int, str, int], Op] = {}
     for event in events:
         if event.ph == "X" and event.pid >= 1:

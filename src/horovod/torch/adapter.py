@@ -57,7 +57,7 @@ class TorchAdapter(Adapter):
         return buffer
 
     def device(self, tensor: torch.Tensor) -> str:
-        # ``buffer`` refuses an argument that is no tensor.
+        # ``buffer`` refuses an argument that is not a tensor.
         return "cpu" if getattr(tensor, "is_cpu", True) else str(tensor.device)
 
     def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> StagedCudaTensors:

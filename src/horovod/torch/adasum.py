@@ -51,7 +51,7 @@ class AdasumMethods(OptimizerMethods):
 
         Raises:
             MismatchError: parameters differ between ranks.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
         Blocks until all ranks called it.
         """

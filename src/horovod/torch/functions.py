@@ -36,7 +36,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     Raises:
         RequestError: ``params`` has another type.
         MismatchError: the names, or a tensor's shape or dtype, differ between ranks; on every rank.
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until all tensors have arrived.
     """
@@ -108,9 +108,9 @@ def broadcast_optimizer_state(
         process_set: ranks that take part.
 
     Raises:
-        RequestError: ``optimizer`` is no optimizer; the root's is LBFGS, whose state has no fixed shape; or class or
-            groups differ between ranks (raised on every rank).
-        PeerLostError: a rank died.
+        RequestError: ``optimizer`` is not an optimizer; the root's is LBFGS, whose state has no fixed shape; or class
+            or groups differ between ranks (raised on every rank).
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until all values have arrived.
     """

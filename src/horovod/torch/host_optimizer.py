@@ -88,7 +88,7 @@ class HostMethods(OptimizerMethods):
             OptimizerUseError: a gradient was changed before it was reduced.
             RequestError: there are sparse gradients; on every rank.
             MismatchError: parameters differ between ranks.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
         Blocks until all ranks called it.
         """
@@ -186,7 +186,7 @@ class HostMethods(OptimizerMethods):
 
         Raises:
             OptimizerUseError: a gradient was changed before it was reduced.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         self._synchronize_for_step()
         if self._works_alone():
@@ -237,7 +237,7 @@ class HostMethods(OptimizerMethods):
 
         Raises:
             OptimizerUseError: gradients are being reduced; ``step()`` must come first.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         own: Callable[[], dict[str, Any]] = super().state_dict  # type: ignore[misc]
         if self._others_count_on_gradients():

@@ -35,7 +35,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def _wanted(tensors: Sequence[torch.Tensor]) -> bool:
-    # A later check refuses an argument that is no tensor, with a clear error.
+    # A later check refuses an argument that is not a tensor, with a clear error.
     return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 

@@ -81,7 +81,7 @@ class OptimizerMethods:
         Raises:
             OptimizerUseError: a gradient was changed before it was reduced.
             MismatchError: parameters differ between ranks.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
         Blocks until all ranks called it.
         """
@@ -119,7 +119,7 @@ class OptimizerMethods:
         Raises:
             OptimizerUseError: a gradient was changed before it was reduced.
             MismatchError: parameters differ between ranks.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
         Blocks until all ranks called it.
         """
@@ -267,7 +267,7 @@ class OptimizerMethods:
         Returns:
             A handle for ``hvd.synchronize``, and the compressor's context to decompress its result.
         """
-        assert self._settings is not None  # None only in a copy, which is no distributed optimizer
+        assert self._settings is not None  # None only in a copy, which is not a distributed optimizer
         (wire,), (context,) = compress(self._settings.compression, [parameter.grad])
         name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
         return begin_allreduce(comm, wire, self._settings, name), context

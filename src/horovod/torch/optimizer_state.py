@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["StateDescription", "apply_state", "dense_stride", "describe_state", "parameters_of", "tensors_of"]
 
-# These keys identify a group; they are no options.
+# These keys identify a group; they are not options.
 _NOT_OPTIONS = ("params", "param_names")
 
 
@@ -63,7 +63,7 @@ class StateDescription:
     shapes: tuple[tuple[tuple[int, ...], ...], ...]  # shape of every parameter, by group
     options: tuple[dict[str, Any], ...]  # options of every group
     states: dict[int, Any]  # state of every parameter that has one, by the parameter's index
-    extras: dict[Any, Any]  # state under keys that are no parameters
+    extras: dict[Any, Any]  # state under keys that are not parameters
 
     def misfit(self, optimizer: torch.optim.Optimizer) -> str:
         """Return the difference that prevents ``optimizer`` from taking this state, or an empty string."""

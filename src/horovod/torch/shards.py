@@ -126,7 +126,7 @@ class Shard:
         """Wait for the weights of the others.
 
         Raises:
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         if self._handle is None:
             return

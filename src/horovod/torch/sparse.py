@@ -38,7 +38,7 @@ def sparse_allreduce_async(
         A function that waits and returns the result, a COO tensor; a sum is not coalesced.
 
     Raises:
-        RequestError: ``tensor`` is no COO tensor, or ``op`` is neither Average nor Sum.
+        RequestError: ``tensor`` is not a COO tensor, or ``op`` is neither Average nor Sum.
         MismatchError: sizes disagree; on every rank, with each rank's size, when the returned function is called.
     """
     if tensor.layout is not torch.sparse_coo:

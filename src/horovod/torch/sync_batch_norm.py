@@ -72,7 +72,7 @@ class SyncBatchNorm(_BatchNorm):
 
         Raises:
             ValueError: the input's shape does not fit; or all ranks together have only one value per channel.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         self._check_input_dim(input)
         if not (self.training and comm.is_initialized() and (self.process_set.size() or 1) > 1):

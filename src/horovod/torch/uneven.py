@@ -27,14 +27,14 @@ def uneven_inputs(
     model and optimizer of the rank that finished last.
 
     An exception leaves the block immediately, without waiting for the others; they notice the lost rank when its
-    process ends. ``break`` and ``return`` are no exceptions.
+    process ends. ``break`` and ``return`` are not exceptions.
 
     Args:
         model: module whose parameters and buffers are synchronized at the end.
         optimizer: optimizer whose state is synchronized at the end.
 
     Raises:
-        PeerLostError: a rank died.
+        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         NotInitializedError: ``init()`` was not called.
 
     Blocks at the end of the block until all ranks have reached it.

@@ -56,7 +56,7 @@ def keep_out_of_graphs() -> None:
 
 
 def _tell(rules: ModuleType) -> None:
-    # ``add`` is no public name: a torch version without it only shows the warnings.
+    # ``add`` is not a public name: a torch version without it only shows the warnings.
     global _is_told
     add = getattr(rules, "add", None)
     if add is not None and not _is_told:

@@ -122,7 +122,7 @@ def check_variable(text: str | None) -> None:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ClusterError(
-            f"TF_CONFIG is no JSON: {error.msg} at character {error.pos}, near {text[max(0, error.pos - 12) :][:30]!r}"
+            f"TF_CONFIG is not JSON: {error.msg} at character {error.pos}, near {text[max(0, error.pos - 12) :][:30]!r}"
             f". Expected: {_EXAMPLE}"
         ) from None
     if not isinstance(value, Mapping):

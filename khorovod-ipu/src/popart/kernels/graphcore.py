@@ -1,4 +1,4 @@
-"""Operators of ``ai.graphcore`` that are no losses and no normalization."""
+"""Operators of ``ai.graphcore`` that are neither losses nor normalization."""
 
 from __future__ import annotations
 

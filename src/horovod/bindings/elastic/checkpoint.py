@@ -89,7 +89,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return the values that ``write`` stored.
 
     Raises:
-        ValueError: the file is damaged, or is no checkpoint.
+        ValueError: the file is damaged, or is not a checkpoint.
         OSError: the file cannot be read.
     """
     data = path.read_bytes()
@@ -109,7 +109,7 @@ def read(path: Path) -> dict[str, Any]:
             end += array.nbytes
         values: dict[str, Any] = _unpacked(header["values"], arrays)
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} is no state of an elastic job ({error}); remove it to begin anew") from None
+        raise ValueError(f"{path} is not a state of an elastic job ({error}); remove it to begin anew") from None
     return values
 
 

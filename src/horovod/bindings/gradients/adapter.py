@@ -64,7 +64,7 @@ class GradientAdapter(Protocol):
         """Return what tells later whether the gradient was changed or replaced meanwhile; None if there is none."""
 
     def has_changed(self, parameter: Any, mark: Any) -> bool:
-        """Whether the gradient is another one than when it was marked. To take it away is no change."""
+        """Whether the gradient is another one than when it was marked. To take it away is not a change."""
 
     def lies_in_bucket(self, slot: GradSlot) -> bool:
         """Whether there is a gradient, and it lies in ``slot.home``."""

@@ -30,7 +30,7 @@ def predivided(op: ReduceOp, factor: float) -> tuple[float, float]:
     """Return the factors before and after a reduction for ``gradient_predivide_factor``.
 
     Raises:
-        RequestError: the factor is no number, not finite or 0; or there is one, and ``op`` is not Average.
+        RequestError: the factor is not a number, not finite or 0; or there is one, and ``op`` is not Average.
     """
     try:
         divides = math.isfinite(factor) and factor != 0
@@ -57,7 +57,7 @@ def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | No
     """Check and return the user's names; an empty list without names.
 
     Raises:
-        RequestError: an entry is no pair, a name occurs twice, or a parameter of the optimizer has no name.
+        RequestError: an entry is not a pair, a name occurs twice, or a parameter of the optimizer has no name.
     """
     if named is not None and not isinstance(named, Iterable):
         raise wrong_argument(

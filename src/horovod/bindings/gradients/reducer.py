@@ -227,7 +227,7 @@ class Reducer:
         Raises:
             OptimizerUseError: a gradient was changed in flight, or another optimizer took the parameters over.
             MismatchError: the ranks' parameters differ.
-            PeerLostError: a rank died.
+            PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         self.follow_job()
         if not self.active:

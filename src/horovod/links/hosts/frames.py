@@ -6,7 +6,7 @@
     hub to leader    Declared, Run                 the log
     both             RankState, Question, Answer, Kernel, StartTrace, Trace, Told, Arrivals, Ping, Pong, Bye
 
-Data of a wrong type or length is no frame. Each frame has a number, one more than the one before it on the
+Data of a wrong type or length is not a frame. Each frame has a number, one more than the one before it on the
 same connection: a receiver of another number has lost a frame, or has received one again.
 """
 

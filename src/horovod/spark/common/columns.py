@@ -87,7 +87,7 @@ def from_pandas(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the columns of a pandas DataFrame in the format of ``to_numpy``.
 
     Raises:
-        RequestError: a column has values that are no numbers, or arrays of different shapes.
+        RequestError: a column has values that are not numbers, or arrays of different shapes.
     """
     return {str(name): _stacked(frame[name].to_numpy(), str(name)) for name in frame.columns}
 

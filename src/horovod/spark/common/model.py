@@ -58,7 +58,10 @@ class HorovodModel(Settable, Saved, Model):
         objects = {name: self.getOrDefault(name) for name, *_ in self.ROWS if name not in _LEFT_HERE}
         outputs = self._probe(objects, dataset.select(*columns))
         if len(outputs) != len(names):
-            raise RequestError(f"the model has {len(outputs)} outputs for {len(names)} columns: {', '.join(names)}")
+            raise RequestError(
+                f"the model has {len(outputs)} outputs for {len(names)} columns: {', '.join(names)}; "
+                "give setOutputCols() a name for each output"
+            )
         meant = [kinds.get(name) for name in labels] if len(labels) == len(names) else [None] * len(names)
         fields = [_type_of(output.shape[1:], kind) for output, kind in zip(outputs, meant, strict=True)]
         function = _Function(self._pack(objects), type(self)._unpack, type(self)._predictor, fields)
@@ -117,7 +120,9 @@ class _Function:
             columns = batch if isinstance(batch, tuple) else (batch,)  # with one column, Spark passes a single series
             inputs = from_pandas(pandas.DataFrame({name: c.array for name, c in zip(names, columns, strict=True)}))
             if wrong := [name for name, value in inputs.items() if value.dtype.kind not in "biufc"]:
-                raise RequestError(f"values that are no numbers, in column {', '.join(wrong)}")
+                raise RequestError(
+                    f"column {', '.join(wrong)} has values that are not numbers; convert them before transform()"
+                )
             parts = [
                 predict([inputs[name][start : start + rows] for name in names])
                 for start in range(0, len(columns[0]), rows)

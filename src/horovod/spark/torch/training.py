@@ -65,7 +65,7 @@ def metrics_of(metrics: Any, labels: Sequence[str]) -> list[tuple[str, int, Call
         labels: names of the labels.
 
     Raises:
-        RequestError: a metric is no function, or the number of lists does not fit.
+        RequestError: a metric is not a function, or the number of lists does not fit.
     """
     nested = [list(metrics)] * len(labels) if not any(isinstance(entry, list) for entry in metrics) else metrics
     if len(nested) != len(labels):

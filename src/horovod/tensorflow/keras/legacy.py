@@ -127,7 +127,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     """Make an optimizer of tf_keras distributed, in place, and return it.
 
     Raises:
-        RequestError: ``optimizer`` is no optimizer of tf_keras.
+        RequestError: ``optimizer`` is not an optimizer of tf_keras.
     """
     if isinstance(optimizer, str | dict):
         optimizer = tf.keras.optimizers.get(optimizer)

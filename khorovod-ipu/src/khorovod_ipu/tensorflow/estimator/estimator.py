@@ -35,7 +35,7 @@ class IPUEstimator:
         predict_batch_size: batch size of predict().
 
     Raises:
-        TypeError: ``config`` is no RunConfig.
+        TypeError: ``config`` is not a RunConfig.
         ValueError: arguments disagree, or a batch cannot be divided among the workers.
     """
 
