@@ -116,3 +116,8 @@ def test_settings_without_effect_are_told_unless_they_have_their_default() -> No
     (sentence,) = doubtful_variables({"HOROVOD_AUTOTUNE": "1", "HOROVOD_CYCLE_TIME": "5"})
     assert sentence == "without effect in this version (docs/environment.md): HOROVOD_CYCLE_TIME, HOROVOD_AUTOTUNE"
     assert doubtful_variables({"HOROVOD_AUTOTUNE": "0", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) == []
+
+
+def test_every_setting_of_horovod_without_effect_is_reported() -> None:
+    (sentence,) = doubtful_variables({"HOROVOD_THREAD_AFFINITY": "0,1", "HOROVOD_CYCLE_TIME": "3"})
+    assert "HOROVOD_THREAD_AFFINITY" in sentence and "HOROVOD_CYCLE_TIME" in sentence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.collectives import COLLECTIVES, keeps_shape, result_shapes
+from horovod.core.collectives import COLLECTIVES, Collective, keeps_shape, result_shapes
+from horovod.core.mismatch import compare
 from horovod.core.requests import Kind, Request, Response, TensorSpec
 from horovod.core.rules import check
 from horovod.transports import on_device
@@ -55,3 +56,15 @@ def test_every_transport_moves_every_collective(kind: Kind) -> None:
 def test_a_tensor_without_dimensions_has_no_rows(kind: Kind) -> None:
     error = check(Request("x", kind, tensors=(TensorSpec("float32", ()),)), _MEMBERS, 0)
     assert ("without dimensions" in error) is COLLECTIVES[kind].has_rows
+
+
+def test_any_kind_can_have_a_root_to_which_all_ranks_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Collective(COLLECTIVES[Kind.ALLGATHER].shape, has_rows=True, rows_differ=True, has_root=True)
+    monkeypatch.setitem(COLLECTIVES, Kind.ALLGATHER, row)
+    first, second, wrong = (
+        Request("x", Kind.ALLGATHER, tensors=(TensorSpec("float32", (1,)),), root=root) for root in (0, 1, 7)
+    )
+    assert "allgather received invalid root rank 7" in check(wrong, _MEMBERS, 0)
+    assert "Mismatched ALLGATHER root ranks" in compare((0, 1), [first, second])
+    assert "root rank 1, which has called join()" in compare((0, 2), [second, second], joined=(1,))
+    assert not row.root_sends
