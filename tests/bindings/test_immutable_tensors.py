@@ -140,3 +140,30 @@ def test_masked_elements_of_a_numpy_array_are_not_sent() -> None:
             call(array)
     np.testing.assert_array_equal(hvd.allreduce(np.ma.array([1.0, 2.0])), [1.0, 2.0])
     np.testing.assert_array_equal(hvd.allreduce(array.filled(0.0)), [1.0, 0.0])
+
+
+class _Quantity(np.ndarray[Any, Any]):
+    """Refuses numpy's functions, as arrays with a unit do."""
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented
+
+    def __array_function__(self, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented
+
+
+@pytest.mark.parametrize("kind", [np.matrix, _Quantity])
+@on_ranks(2)
+def test_subclasses_of_numpy_arrays_are_sent_as_arrays(kind: Any) -> None:
+    import horovod.numpy as hvd
+
+    values = np.arange(12.0).reshape(3, 4)
+    mine, total = values + hvd.rank(), 2 * values + 1
+    for turned in (lambda array: array, lambda array: array.T):
+        own = turned(mine).view(kind)
+        np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Sum), turned(total))
+        np.testing.assert_array_equal(hvd.allgather(own), np.concatenate([turned(values), turned(values + 1)]))
+        np.testing.assert_array_equal(hvd.broadcast(own, 1), turned(values + 1))
+        target = turned(mine.copy()).view(kind)
+        assert hvd.allreduce_(target, op=hvd.Sum) is target
+        np.testing.assert_array_equal(target.view(np.ndarray), turned(total))

@@ -37,8 +37,11 @@ class NumpyAdapter(Adapter):
     def buffer(self, tensor: Any) -> Array | None:
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"expected a numpy array, received {type(tensor).__name__}; use numpy.asarray()")
-        if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
-            raise ValueError("a numpy array with masked elements cannot be sent; replace them first, with filled()")
+        if type(tensor) is not np.ndarray:
+            if np.ma.is_masked(tensor):
+                raise ValueError("a numpy array with masked elements cannot be sent; replace them first, with filled()")
+            # A subclass may refuse the kernels' functions, or keep two dimensions when reshaped, like numpy.matrix.
+            tensor = np.asarray(tensor)
         return tensor if tensor.flags.c_contiguous else None
 
     def target(self, tensor: Any) -> Array | None:
@@ -72,7 +75,7 @@ class NumpyAdapter(Adapter):
         return np.array(tensor, order="C", copy=True)
 
     def write_back(self, tensor: Array, buffer: Array) -> None:
-        np.copyto(tensor, buffer)
+        np.copyto(np.asarray(tensor), buffer)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         return np.empty(shape, dtype=numpy_dtype(dtype))
