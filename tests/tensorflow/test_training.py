@@ -209,6 +209,26 @@ def test_several_passes_make_one_step(mode: str) -> None:
         LocalGradientAggregationHelperEager(0, reduce, False, True)
 
 
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@on_ranks(2, framework="tensorflow")
+def test_passes_may_have_other_variables_in_another_order(mode: str) -> None:
+    from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
+
+    def reduce(grads: Any, variables: Any) -> Any:
+        return [hvd.allreduce(grad, op=hvd.Average) for grad in grads]
+
+    helper = LocalGradientAggregationHelperEager(2, reduce, False, False)
+    a, b, c, new = (tf.Variable(0.0) for _ in range(4))
+
+    def one_pass(variables: Any, *values: Any) -> Any:
+        run = tf.function(lambda *grads: helper.compute_gradients(list(grads), variables))
+        return (run if mode == "function" else run.python_function)(*map(tf.constant, values))
+
+    one_pass([a, b, c], 1.0 + hvd.rank(), 10.0, 100.0)
+    # ``a`` was frozen, and ``new`` has its first gradient.
+    assert [float(grad) for grad in one_pass([c, new, b], 100.0, 7.0, 20.0)] == [200.0, 7.0, 30.0]
+
+
 @on_ranks(2, framework="tensorflow", returns=[[-1.0, -1.0]] * 2)
 def test_adasum_combines_the_steps_of_the_ranks() -> list[float]:
     v1 = tf.compat.v1

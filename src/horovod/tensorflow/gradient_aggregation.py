@@ -49,7 +49,7 @@ class LocalGradientAggregationHelperEager:
         self.scale_local_gradients = scale_local_gradients
         #: Number of passes done in the present step.
         self.counter: Any = None
-        self._sums: list[Any] = []
+        self._sums: dict[int, Any] = {}  # by variable: a later step may have others, or another order
         self._local: dict[int, Any] = {}
 
     def register_local_var(self, var: Any) -> None:
@@ -78,7 +78,7 @@ class LocalGradientAggregationHelperEager:
             return self._reduce(dense, vars)
         self._prepare(dense, vars)
         present = [index for index, grad in enumerate(dense) if grad is not None]
-        added = [self._sums[index].assign_add(dense[index]) for index in present]
+        added = [self._sums[key_of(vars[index])].assign_add(dense[index]) for index in present]
         with tf.control_dependencies(_operations(added)):
             passes = self.counter.assign_add(1)
         found = tf.cond(
@@ -102,24 +102,23 @@ class LocalGradientAggregationHelperEager:
         return densified(grad)
 
     def _prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        if self.counter is not None:
-            return
         with tf.init_scope():
-            self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="aggregation_counter")
+            if self.counter is None:
+                self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="aggregation_counter")
             for grad, variable in zip(grads, variables, strict=True):
-                total = None
-                if grad is not None:
+                if grad is not None and key_of(variable) not in self._sums:
                     zeros = tf.zeros(tf.TensorShape(variable.shape), grad.dtype)
                     total = tf.Variable(zeros, trainable=False, name="aggregated_gradient")
-                self._sums.append(total)
+                    self._sums[key_of(variable)] = total
 
     def _communicate(self, present: Sequence[int], variables: Sequence[Any]) -> list[Any]:
-        sums = [self._sums[index].read_value() for index in present]
+        totals = [self._sums[key_of(variables[index])] for index in present]
+        sums = [total.read_value() for total in totals]
         if self.average_aggregated_gradients:
             sums = [divided(total, self.backward_passes_per_step) for total in sums]
         reduced = self._reduce(sums, [variables[index] for index in present])
         with tf.control_dependencies(_operations([*sums, *reduced])):
-            cleared = [self._sums[index].assign(tf.zeros_like(self._sums[index])) for index in present]
+            cleared = [total.assign(tf.zeros_like(total)) for total in totals]
             cleared.append(self.counter.assign(0))
         with tf.control_dependencies(_operations(cleared)):
             return [tf.identity(grad) for grad in reduced]
