@@ -73,6 +73,24 @@ def test_each_update_is_reduced_once(ranks: Callable[..., list[Any]]) -> None:
     assert ranks(_in_steps) == [[5, 3]] * 2
 
 
+def _between_updates() -> float:
+    from keras_models import data, distance, exact, fit
+
+    # Every fit() takes four passes, and has another callback for the broadcast.
+    model, alone = exact(seed=1), exact(seed=1)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)))
+    alone.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
+    for _ in range(3):
+        fit(model, dtype="float64")
+        alone.fit(*data("float64"), batch_size=16, epochs=1, shuffle=False, verbose=0)
+    return distance(model.get_weights(), alone.get_weights())
+
+
+@pytest.mark.slow
+def test_a_new_broadcast_keeps_the_gradients_accumulated_on_each_rank(ranks: Callable[..., list[Any]]) -> None:
+    assert max(ranks(_between_updates)) < 1e-12
+
+
 def _in_passes(options: dict[str, Any]) -> tuple[float, int]:
     from keras_models import data, distance, exact, fit
 

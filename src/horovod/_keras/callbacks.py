@@ -36,8 +36,8 @@ class Broadcast:
     """Broadcasts the model and the optimizer of one rank to all ranks, before the first step.
 
     If TensorFlow creates variables only in the first step, they are broadcast there, before they change. Random states
-    of layers such as Dropout stay local. A later ``fit()`` with the same model does not broadcast again; if the model
-    is new on any rank, it is broadcast.
+    of layers such as Dropout, and gradients accumulated since the last update, stay local. A later ``fit()`` with the
+    same model does not broadcast again; if the model is new on any rank, it is broadcast.
 
     Args:
         root_rank: rank that sends its values.
@@ -125,7 +125,10 @@ class Broadcast:
         if model.optimizer is not None:
             self._kit.build(model.optimizer, model.trainable_variables)
             own = model.optimizer.variables
-            variables += own() if callable(own) else own
+            # Sums of gradients between two updates belong to the batches of each rank.
+            sums = getattr(self._kit.innermost(model.optimizer), "_accumulated_gradients", ())
+            local = {id(variable) for variable in sums}
+            variables += [v for v in (own() if callable(own) else own) if id(v) not in local]
         self._send(variables)
 
     def _send(self, variables: list[Any]) -> None:
