@@ -176,3 +176,11 @@ def test_converting_keeps_parameters_and_mode() -> None:
     assert [type(net["a"]), type(net["b"][0])] == [hvd.SyncBatchNorm] * 2  # type: ignore[index]
     assert not net["a"].training
     assert hvd.SyncBatchNorm.convert_sync_batchnorm(net["a"]) is net["a"]
+
+
+def test_a_layer_with_two_names_is_one_layer_after_conversion() -> None:
+    shared = torch.nn.BatchNorm1d(3)
+    net = torch.nn.ModuleDict({"a": shared, "again": shared, "b": torch.nn.Sequential(shared)})
+    hvd.SyncBatchNorm.convert_sync_batchnorm(net)
+    assert isinstance(net["a"], hvd.SyncBatchNorm)
+    assert net["a"] is net["again"] is net["b"][0]  # type: ignore[index]

@@ -107,18 +107,25 @@ class SyncBatchNorm(_BatchNorm):
         Returns:
             ``module``, or the layer that replaces it.
         """
-        converted = module
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            made = cls(
-                module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, process_set
-            )
-            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-                setattr(made, name, getattr(module, name))
-            made.training = module.training
-            converted = made
-        for name, child in module.named_children():
-            converted.add_module(name, cls.convert_sync_batchnorm(child, process_set))
-        return converted
+        if isinstance(module, _BatchNorm):
+            return cls._converted(module, process_set)
+        made: dict[torch.nn.Module, torch.nn.Module] = {}
+        for parent in [*module.modules()]:
+            # Not named_children(), which leaves out a second name of a layer.
+            for name, child in parent._modules.items():
+                if isinstance(child, _BatchNorm):
+                    parent._modules[name] = made.setdefault(child, cls._converted(child, process_set))
+        return module
+
+    @classmethod
+    def _converted(cls, layer: _BatchNorm, process_set: ProcessSet) -> _BatchNorm:
+        if isinstance(layer, cls):
+            return layer
+        made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, process_set)
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+            setattr(made, name, getattr(layer, name))
+        made.training = layer.training
+        return made
 
 
 class _Normalize(torch.autograd.Function):
