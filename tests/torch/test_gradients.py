@@ -218,4 +218,16 @@ def test_a_second_derivative_is_refused() -> None:
         x = torch.arange(float(2 * hvd.size()), dtype=torch.float64, requires_grad=True)
         (grad,) = torch.autograd.grad(call((x * x)[:, None]).square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiate twice"):
-            grad.sum().backward()
+            grad.sum().backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            torch.autograd.grad(grad.sum(), x)
+
+
+@pytest.mark.parametrize("ranks", [2])
+@on_ranks()
+def test_a_second_derivative_of_a_linear_loss_is_refused_if_it_is_not_zero() -> None:
+    for call in (hvd.SyncBatchNorm(1).double(), lambda x: hvd.allreduce(x, op=hvd.Product)):
+        x = torch.arange(1.0, 5.0, dtype=torch.float64, requires_grad=True)
+        (grad,) = torch.autograd.grad((call(x[:, None]) * x.detach()[:, None]).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            torch.autograd.grad(grad.sum(), x)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Ranks, run_ranks
+from torch.utils.checkpoint import checkpoint
 
 import horovod.torch as hvd
 
@@ -93,7 +94,7 @@ def test_weight_or_bias_may_be_missing(without: str) -> None:
     assert max(run_ranks(2, compare, "2d", [3, 5], 0.0, {}, (without,))) < 1e-10
 
 
-def trains(passes: int) -> torch.Tensor:
+def trains(passes: int, checkpointed: bool) -> torch.Tensor:
     torch.manual_seed(1)
     net = torch.nn.Sequential(
         torch.nn.Linear(3, CHANNELS), torch.nn.BatchNorm1d(CHANNELS), torch.nn.Linear(CHANNELS, 1)
@@ -105,7 +106,9 @@ def trains(passes: int) -> torch.Tensor:
     for step in range(4):
         optimizer.zero_grad()
         for part in range(passes):
-            net(inputs(step + 4 * part, hvd.rank())).square().mean().backward()
+            mine = inputs(step + 4 * part, hvd.rank())
+            output = checkpoint(net, mine, use_reentrant=False) if checkpointed else net(mine)
+            output.square().mean().backward()
         optimizer.step()
     return torch.cat([value.flatten().double() for value in net.state_dict().values()])
 
@@ -114,8 +117,8 @@ def inputs(step: int, rank: int) -> torch.Tensor:
     return torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_trains_as_one_process(passes: int) -> None:
+@pytest.mark.parametrize(("passes", "checkpointed"), [(1, False), (2, False), (1, True)])
+def test_trains_as_one_process(passes: int, checkpointed: bool) -> None:
     torch.manual_seed(1)
     net = torch.nn.Sequential(
         torch.nn.Linear(3, CHANNELS), torch.nn.BatchNorm1d(CHANNELS), torch.nn.Linear(CHANNELS, 1)
@@ -125,10 +128,12 @@ def test_trains_as_one_process(passes: int) -> None:
     for step in range(4):
         optimizer.zero_grad()
         for part in range(passes):
-            net(torch.cat([inputs(step + 4 * part, rank) for rank in range(2)])).square().mean().backward()
+            whole = torch.cat([inputs(step + 4 * part, rank) for rank in range(2)])
+            output = checkpoint(net, whole, use_reentrant=False) if checkpointed else net(whole)
+            output.square().mean().backward()
         optimizer.step()
     alone = torch.cat([value.flatten().double() for value in net.state_dict().values()])
-    for together in run_ranks(2, trains, passes):
+    for together in run_ranks(2, trains, passes, checkpointed):
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
 
 

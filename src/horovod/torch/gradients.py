@@ -11,11 +11,11 @@ All operations can be differentiated once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.reductions import Reduction
@@ -23,13 +23,54 @@ from horovod.core.requests import ReduceOp
 from horovod.errors import HorovodInternalError
 from horovod.torch.runtime import comm
 
-__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
+__all__ = ["Saved", "allgather", "allreduce", "alltoall", "broadcast", "once", "reducescatter"]
+
+Saved = tuple[torch.Tensor, ...]
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
 
 
 def _name(name: str | None) -> str | None:
     return name and f"{name}.gradient"
+
+
+class _Refusal(torch.autograd.Function):
+    """Returns the first tensors; its derivative raises. The other tensors are those on which they depend."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise RuntimeError("trying to differentiate twice a collective of horovod, which has only a first derivative")
+
+
+#: ``(count, *tensors)``
+_refused: Callable[..., tuple[torch.Tensor, ...]] = _Refusal.apply
+
+
+def once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Return a ``backward`` that refuses a second derivative; the given one takes the saved tensors, too.
+
+    Torch's ``once_differentiable`` does so only if all paths are followed; ``torch.autograd.grad()`` would silently
+    leave its part out.
+    """
+
+    @functools.wraps(backward)
+    def first(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # read once: a non-reentrant checkpoint computes them for one reader
+        with torch.no_grad():
+            found = list(backward(ctx, saved, *grads))
+        of = [x for x in (*grads, *saved) if x is not None and x.requires_grad]
+        if torch.is_grad_enabled() and of:
+            places = [place for place, value in enumerate(found) if value is not None]
+            results = _refused(len(places), *(found[place] for place in places), *of)
+            for place, result in zip(places, results, strict=True):
+                found[place] = result
+        return tuple(found)
+
+    return first
 
 
 class _Allreduce(torch.autograd.Function):
@@ -42,19 +83,19 @@ class _Allreduce(torch.autograd.Function):
         inputs = [tensor.detach() for tensor in tensors]
         outputs = tuple(comm.grouped_allreduce(inputs, name=name, **how.keywords))
         if how.op not in _LINEAR:
-            ctx.save_for_backward(*inputs, *outputs)
+            ctx.save_for_backward(*tensors, *outputs)
         return outputs
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    @once
+    def backward(ctx: Any, saved: Saved, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Reduce the gradients as the tensors were, and chain with the derivative of the operation."""
         how: Reduction = ctx.how
         if how.op in _LINEAR:
             reduced = _allreduce(grads, ctx.name, how)
             return (None, None, *reduced)
         count = len(grads)
-        inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        inputs, outputs = saved[:count], saved[count:]
         summed = _allreduce(grads, ctx.name, Reduction(ReduceOp.SUM, process_set=how.process_set))
         local = _local_derivatives(inputs, outputs, ctx.name, how)
         return (None, None, *(total * slope for total, slope in zip(summed, local, strict=True)))
@@ -100,8 +141,8 @@ class _Allgather(torch.autograd.Function):
         return tuple(comm.grouped_allgather(inputs, name=name, process_set=process_set))
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    @once
+    def backward(ctx: Any, saved: Saved, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients and take this rank's rows."""
         process_set: ProcessSet = ctx.process_set
         place = process_set.rank()
@@ -134,8 +175,8 @@ class _Broadcast(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    @once
+    def backward(ctx: Any, saved: Saved, grad: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients for the root; return zeros on other ranks, whose inputs had no effect."""
         (reduced,) = _allreduce([grad], ctx.name, Reduction(process_set=ctx.process_set))
         return None, None, None, reduced if comm.rank() == ctx.root_rank else torch.zeros_like(grad)
@@ -156,8 +197,8 @@ class _Alltoall(torch.autograd.Function):
         return output, received
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    @once
+    def backward(ctx: Any, saved: Saved, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
         """Send every row's gradient back to the rank that sent the row."""
         handle = comm.alltoall_async(grad.contiguous(), ctx.received, name=_name(ctx.name), process_set=ctx.process_set)
         return None, None, None, comm.synchronize(handle)[0]
@@ -174,8 +215,8 @@ class _Reducescatter(torch.autograd.Function):
         return tuple(comm.grouped_reducescatter(inputs, name=name, **how.keywords))
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    @once
+    def backward(ctx: Any, saved: Saved, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Gather every rank's gradient of its rows."""
         how: Reduction = ctx.how
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
+from horovod.torch.gradients import Saved, once
 from horovod.torch.runtime import comm
 from horovod.torch.unsafe import keep_out_of_graphs
 
@@ -156,10 +156,10 @@ class _Normalize(torch.autograd.Function):
         return output, mean, variance, counted
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    @once
+    def backward(ctx: Any, saved: Saved, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         """Return the gradients of input, weight and bias; the latter two are this rank's part."""
-        input, weight, mean, inverse = ctx.saved_tensors
+        input, weight, mean, inverse = saved
         dims = _all_but_channels(input)
         grad_wide = grad.to(mean.dtype)
         normal = (input.to(mean.dtype) - _wide(mean, input)) * _wide(inverse, input)
