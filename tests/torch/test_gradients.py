@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import on_ranks, run_ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import horovod.torch as hvd
 from horovod.errors import MismatchError
@@ -231,3 +232,22 @@ def test_a_second_derivative_of_a_linear_loss_is_refused_if_it_is_not_zero() -> 
         (grad,) = torch.autograd.grad((call(x[:, None]) * x.detach()[:, None]).sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiate twice"):
             torch.autograd.grad(grad.sum(), x)
+
+
+@on_ranks(2)
+def test_transformed_tensors_are_refused_and_ranks_go_on() -> None:
+    x = torch.ones(3, 2)
+    forward_ad = torch.autograd.forward_ad
+    with pytest.raises(ValueError, match=r"torch\.vmap"):
+        torch.vmap(hvd.allreduce)(x)
+    with pytest.raises(ValueError, match=r"torch\.vmap"):
+        torch.vmap(lambda row: hvd.allreduce_(row.clone()))(x)
+    with pytest.raises(ValueError, match="forward-mode"):
+        torch.func.jvp(hvd.allreduce, (x,), (x,))
+    with forward_ad.dual_level():
+        with pytest.raises(ValueError, match="forward-mode"):
+            hvd.allreduce(forward_ad.make_dual(x, x))
+        assert hvd.allreduce(x, op=hvd.Sum).sum() == 12
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match="a FakeTensor cannot be sent"):
+        hvd.broadcast(mode.from_tensor(x), 0)
+    assert hvd.allreduce(x, op=hvd.Sum).sum() == 12

@@ -10,11 +10,14 @@ import torch
 
 from horovod.bindings.adapter import Adapter
 from horovod.torch.staging import CudaTensors, StagedCudaTensors, ordinary
+from horovod.torch.unsafe import is_transformed
 from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
 
 _STRIDED = torch.strided
+#: A subclass with another one intercepts the operations of kernels, and may have no memory of its own.
+_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 class TorchAdapter(Adapter):
@@ -36,6 +39,13 @@ class TorchAdapter(Adapter):
                 f"a tensor of layout {tensor.layout} cannot be sent as it is; "
                 "use sparse_allreduce_async() or to_dense()"
             )
+        if is_transformed(tensor):
+            raise ValueError(
+                "a collective cannot run inside torch.vmap, torch.func.grad, torch.func.jvp or forward-mode autograd; "
+                "call it outside, and differentiate with backward() or torch.autograd.grad()"
+            )
+        if type(tensor).__torch_dispatch__ is not _DISPATCH:
+            raise ValueError(f"a {type(tensor).__name__} cannot be sent as it is; send the tensors that it consists of")
         if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
             return None
         return tensor if not (tensor.requires_grad or tensor.is_inference()) else _alias(tensor)

@@ -1,6 +1,7 @@
-"""Code that depends on torch's internals: it keeps collectives out of the graphs of torch.compile.
+"""All code that depends on torch's internals.
 
-Without those internals torch still breaks its graphs at the collectives, but with a warning for each.
+keep_out_of_graphs  adds a rule to torch.compile; else it breaks its graphs at the collectives, with a warning for each
+is_transformed      detects tensors inside torch.func; else the engine fails at their values, or loses tangents
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["keep_out_of_graphs"]
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["is_transformed", "keep_out_of_graphs"]
 
 _RULES = "torch._dynamo.trace_rules"
 
@@ -62,3 +66,15 @@ def _tell(rules: ModuleType) -> None:
     if add is not None and not _is_told:
         _is_told = True
         add("horovod")
+
+
+_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False)
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Return whether torch.func (vmap, grad, jvp) has wrapped a tensor, or it has a tangent of forward mode."""
+    if _is_wrapped(tensor):
+        return True
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
