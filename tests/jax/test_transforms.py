@@ -194,3 +194,23 @@ def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
         for function, want in cases:
             for way in (function, jax.jit(function)):
                 jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(way(x, y)), jax.tree.leaves(want))
+
+
+@on_ranks(2, framework="jax")
+def test_gradients_go_through_shard_map_over_one_device() -> None:
+    from jax.sharding import Mesh, PartitionSpec
+
+    import horovod.jax as hvd
+
+    part = PartitionSpec("local")
+    mesh = Mesh(np.array(jax.devices()[:1]), ("local",))
+    x = jnp.arange(6.0).reshape(2, 3) + hvd.rank()
+    for name in ("sum", "max", "allgather", "broadcast", "alltoall", "reducescatter"):
+
+        def plain(x: Any, name: str = name) -> Any:
+            return jnp.sin(CASES[name](hvd, x))
+
+        mapped = jax.shard_map(plain, mesh=mesh, in_specs=part, out_specs=part)
+        want = jax.grad(lambda x, f=plain: f(x).sum())(x)
+        for way in (lambda f: f, jax.jit):
+            np.testing.assert_allclose(way(jax.grad(lambda x, f=mapped: f(x).sum()))(x), want, rtol=1e-6)

@@ -47,7 +47,7 @@ def _run(*arrays: Any, call: CollectiveCall) -> list[jax.Array]:
 @collective_p.def_abstract_eval
 def _shapes(*arrays: Any, call: CollectiveCall) -> list[ShapedArray]:
     return [
-        ShapedArray(_shape(call, index, array), array.dtype)
+        array.update(shape=_shape(call, index, array), weak_type=False)
         for index, array in enumerate(split_watched(call, arrays)[0])
     ]
 
