@@ -44,7 +44,7 @@ class TorchAdapter(Adapter):
                 "a collective cannot run inside torch.vmap, torch.func.grad, torch.func.jvp or forward-mode autograd; "
                 "call it outside, and differentiate with backward() or torch.autograd.grad()"
             )
-        if type(tensor).__torch_dispatch__ is not _DISPATCH:
+        if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ is not _DISPATCH:
             raise ValueError(f"a {type(tensor).__name__} cannot be sent as it is; send the tensors that it consists of")
         if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
             return None
