@@ -13,10 +13,12 @@ import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 
 import horovod.numpy as hvd
+from horovod import context
 from horovod.errors import InitError, PeerLostError
 from horovod.links.hosts import link as hosts_link
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.shm import link
+from horovod.transports.groups import failed
 from horovod.transports.hierarchical.allreduce import _Pipeline
 
 HOSTS = (2, 2)
@@ -92,6 +94,22 @@ def test_a_leader_that_is_through_with_its_data_is_no_lost_host(first: tuple[int
             assert any(f"rank {leader} (pid " in text for leader in first)
             assert "has left the job: it called hvd.shutdown()" in text
             assert "call hvd.join() after the loop" in text
+
+
+def _engine_has_failed() -> None:
+    if hvd.rank() == 1:
+        hvd.shutdown()
+        return
+    watch = context.engine().link.watch
+    assert watch is not None
+    raise failed(RuntimeError("connection closed by peer"), "gloo", [1], watch)
+
+
+def test_a_rank_that_leaves_in_an_operation_is_the_reason_for_the_failure_of_the_engine_between_hosts() -> None:
+    error = Ranks(2, _engine_has_failed, hosts=(1, 1)).outcomes()[0].error
+    assert isinstance(error, PeerLostError)
+    assert error.rank == 1
+    assert "has left the job: it called hvd.shutdown()" in str(error)
 
 
 def _await(folder: Path, count: int) -> None:

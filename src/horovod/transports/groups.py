@@ -111,8 +111,8 @@ def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> H
         PeerLostError: one of these ranks is lost.
     """
     started = time.monotonic()
-    while time.monotonic() - started < _GRACE_S:
+    while (waited_s := time.monotonic() - started) < _GRACE_S:
         for rank in ranks:
-            watch.check(rank, 0.0)
+            watch.check(rank, waited_s)  # a rank that has left counts as lost only after a while
         time.sleep(_LOOK_S / 4)
     return HorovodInternalError(f"{name} failed between this rank and ranks {list(ranks)}: {error}")
