@@ -40,6 +40,7 @@ __all__ = ["KILL_KEEPER", "OWN_SIGNALS", "Keeper", "catches", "descendants", "ma
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PIDFD_OPEN = 434  # the same number on all machines; a Python built for an older system has no function for it
 _SWEEP_PATIENCE_S = 1.0  # time for a rank's leftovers to end by themselves, such as multiprocessing's resource tracker
 _KILL_AGAIN_S = 0.1
 _LOOK_S = 0.02
@@ -151,11 +152,8 @@ class Keeper:
             self._become(order, fds)
         self._running[pid] = rank, slot
         self._write_down(slot, pid, 0, 0)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            pass  # an old kernel: SIGCHLD reports deaths, but not the order of simultaneous ones
-        else:
+        # An old kernel refuses: then SIGCHLD reports deaths, but not the order of simultaneous ones.
+        if (pidfd := self._libc.syscall(_PIDFD_OPEN, pid, 0)) >= 0:
             self._pidfds[pidfd] = pid
             self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
 

@@ -24,6 +24,7 @@ from horovod.launch import keeper
 from horovod.launch.job import Job
 from horovod.launch.plan import FDS_VARIABLE, SCOPE_VARIABLE, LaunchPlan
 from horovod.rendezvous.endings import exits_name, has_begun
+from horovod.syscalls import memory_file
 from horovod.world import EXITS_VARIABLE, is_stopped
 
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob", "more_grace_s"]
@@ -65,14 +66,14 @@ class LocalJob(Job):
         return self._outgoing if self._orders else -1
 
     def start(self, stdin: int | None) -> None:
-        self._exits = os.memfd_create(exits_name(self._plan.environ[JOB_ID]))
-        plan = {
-            "command": self._plan.command,
-            "env": dict(self._plan.environ),
-            "grace_s": GRACE_S + more_grace_s(self._plan.environ),
-            "exits": [self._exits, EXITS_VARIABLE],
-        }
         try:
+            self._exits = memory_file(exits_name(self._plan.environ[JOB_ID]))
+            plan = {
+                "command": self._plan.command,
+                "env": dict(self._plan.environ),
+                "grace_s": GRACE_S + more_grace_s(self._plan.environ),
+                "exits": [self._exits, EXITS_VARIABLE],
+            }
             plan_fd = _file_of(json.dumps(plan).encode())
             try:
                 self._keeper = subprocess.Popen(
@@ -92,7 +93,7 @@ class LocalJob(Job):
         fds, own = [*output], dict(environ)
         self._slots[rank] = slot
         if self._call >= 0:
-            self._results[rank] = os.memfd_create("horovod-run")
+            self._results[rank] = memory_file("horovod-run")
             fds += [os.dup(self._call), os.dup(self._results[rank])]
             own[FDS_VARIABLE] = "3,4"  # the keeper gives inherited descriptors these numbers
         self._order({"start": rank, "slot": slot, "env": own, "stdin": rank == 0}, fds)
@@ -195,7 +196,7 @@ def more_grace_s(environ: Mapping[str, str]) -> float:
 
 def _file_of(data: bytes) -> int:
     """Return a file in memory, open at its beginning."""
-    fd = os.memfd_create("horovodrun")
+    fd = memory_file("horovodrun")
     with open(os.dup(fd), "wb") as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)

@@ -18,6 +18,7 @@ from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.ssh import Access, command_line, diagnose
+from horovod.syscalls import memory_file
 
 __all__ = ["AgentLink", "Connection", "RemoteJob", "jobs_of", "travels"]
 
@@ -61,7 +62,7 @@ class Connection:
         self._gone_by = 0.0
         if host not in access.starters and shutil.which("ssh") is None:
             raise LaunchError("there is no ssh in PATH; install OpenSSH's client on this host")
-        self._stderr = os.memfd_create("horovodrun-ssh")
+        self._stderr = memory_file("horovodrun-ssh")
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", end_with_parent.__file__, str(os.getpid()), *command_line(host, access)],

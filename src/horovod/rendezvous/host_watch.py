@@ -23,6 +23,7 @@ from horovod.rendezvous.member_messages import WatchNews, WatchOrders
 from horovod.rendezvous.programs import start_program
 from horovod.rendezvous.protocol import pack, unpack
 from horovod.rendezvous.waiting import Patience
+from horovod.syscalls import open_process, send_signal
 from horovod.world import is_stopped
 
 __all__ = ["ignore_signals", "main", "start_watch", "watch_host"]
@@ -98,14 +99,14 @@ class _Watch:
         before = len(self._ended)
         for which in wanted - self._fds.keys() - self._ended.keys():
             try:
-                self._fds[which] = os.pidfd_open(which[1])
+                self._fds[which] = open_process(which[1])
             except OSError:
                 self._ended[which] = None
             else:
                 self._poller.register(self._fds[which], zmq.POLLIN)
         for (number, pid), fd in self._fds.items():
             if number in orders.kill or (number in orders.kill_stopped and is_stopped(pid)):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                send_signal(fd, signal.SIGKILL)
         return len(self._ended) > before
 
 

@@ -25,6 +25,7 @@ from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.programs import await_answer, start_program
 from horovod.rendezvous.service import Service
 from horovod.rendezvous.waiting import Patience
+from horovod.syscalls import open_process
 from horovod.world import World
 
 __all__ = ["end_services", "host_service", "is_here", "main", "serve"]
@@ -139,7 +140,7 @@ def serve(
 def main() -> int:
     """Entry point of the process."""
     secret, addresses, numbers, parent = json.loads(sys.stdin.buffer.readline())
-    parent_fd = os.pidfd_open(parent)
+    parent_fd = open_process(parent)
     if os.getppid() != parent:
         return 1
     secret = bytes.fromhex(secret)

@@ -18,6 +18,7 @@ from horovod.rendezvous.endings import Endings
 from horovod.rendezvous.listener import Listener
 from horovod.rendezvous.messages import Greeting, HostMeeting, MeetingResult, Verdict, peer_of, sign
 from horovod.rendezvous.waiting import Patience
+from horovod.syscalls import open_process
 from horovod.world import World
 
 __all__ = ["RankZero"]
@@ -53,7 +54,7 @@ class RankZero:
         self._control_fd = control_fd
         self._endings = endings
         self._arena_fd = arena_fd
-        self._pid_fd = os.pidfd_open(os.getpid())
+        self._pid_fd = open_process(os.getpid())
         self._guests: dict[int, _Guest] = {}
         # Processes that left init() alive, by pidfd: they may come back, or die.
         self._absent: dict[int, _Guest] = {}
@@ -153,7 +154,7 @@ class RankZero:
             hello = msgspec.msgpack.decode(body, type=Greeting)
             rank = hello.rank
             self._heard.add(rank)
-            pid_fd = os.pidfd_open(pid)
+            pid_fd = open_process(pid)
         except msgspec.DecodeError:
             self._fail(
                 f"a process (pid {pid}) with this job's key runs another version of khorovod, rank 0 "

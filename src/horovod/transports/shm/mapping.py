@@ -18,6 +18,7 @@ import weakref
 from typing import Any
 
 from horovod.errors import InitError
+from horovod.syscalls import memory_file
 
 __all__ = ["address_of", "create_memfd", "map_shared", "populate", "unmap"]
 
@@ -45,7 +46,7 @@ def create_memfd(name: str, nbytes: int) -> int:
     """
     fd = -1
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = memory_file(name)
         os.ftruncate(fd, nbytes)
     except (OSError, OverflowError) as error:
         if fd >= 0:
