@@ -284,6 +284,27 @@ def test_sigterm_reaches_the_handler_of_the_script_after_the_functions() -> None
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("is_in_training", [False, True])
+def test_sigterm_ends_a_forked_child_without_the_functions(is_in_training: bool, job: Job, tmp_path: Path) -> None:
+    """``multiprocessing.Pool`` ends its workers so, and then waits for them."""
+
+    def ended_by() -> int:
+        pid = os.fork()
+        if pid == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    hvd.on_leave((tmp_path / "left").touch)
+    try:
+        state = Told(job.events, batch=0)
+        assert (run(lambda state: ended_by())(state) if is_in_training else ended_by()) == -signal.SIGTERM
+    finally:
+        leave._functions.clear()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_a_job_that_is_over_leaves_its_state_in_a_file(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
