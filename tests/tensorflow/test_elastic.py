@@ -234,3 +234,50 @@ def test_a_killed_rank_loses_no_sample(mode: str) -> None:
         assert value["count"] == 12
         np.testing.assert_allclose(value["weights"], weights, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(value["weights"], values[0]["weights"])
+
+
+def _each_sample_once() -> None:
+    """Also of datasets whose elements are computed by Python, sparse or ragged; and no element is computed twice."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    dataset, made = tf.data.Dataset, list[int]()
+
+    def note(number: Any) -> Any:
+        made.append(int(number))
+        return number
+
+    def sample(number: Any) -> Any:
+        number = tf.ensure_shape(tf.py_function(note, (number,), tf.int64), ())
+        words = tf.RaggedTensor.from_row_lengths(tf.range(3), [1, 2])
+        return {"words": words, "bag": tf.sparse.from_dense([0, number]), "number": number}
+
+    numbers = dataset.range(37).shuffle(37, seed=1, reshuffle_each_iteration=False)
+    shard = hvd.elastic.shard(numbers.map(sample, num_parallel_calls=2), batch_size=4)
+    seen = []
+    for batch in shard:
+        count = len(batch["number"])
+        assert batch["words"].shape == (count, 2, None)
+        assert tf.sparse.to_dense(batch["bag"])[:, 1].numpy().tolist() == batch["number"].numpy().tolist()
+        seen.append(batch["number"].numpy().tolist())
+    assert [len(each) for each in seen] == [4] * 8 + [5]
+    assert [number for each in seen for number in each] == list(numbers.as_numpy_iterator())
+    assert sorted(made) == list(range(37))
+
+    options = tf.data.Options()
+    options.deterministic = False
+    for unsteady in (
+        dataset.range(9).shuffle(9, seed=1),
+        dataset.range(9).shuffle(9, reshuffle_each_iteration=False),
+        dataset.zip(dataset.range(9), dataset.range(9).shuffle(9)).prefetch(1),
+        dataset.range(9).map(lambda x: x, num_parallel_calls=2, deterministic=False),
+        dataset.range(9).with_options(options),
+        dataset.list_files("/etc/*"),
+    ):
+        with pytest.raises(ValueError, match="another order in each iteration or on each rank"):
+            hvd.elastic.shard(unsteady, batch_size=4)
+
+
+def test_a_dataset_gives_each_sample_once_or_is_refused() -> None:
+    run_ranks(1, _each_sample_once, framework="tensorflow")

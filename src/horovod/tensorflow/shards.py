@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.elastic import shard as shards
-from horovod.bindings.elastic.sampler import Deal, Dealer
+from horovod.bindings.elastic.sampler import Dealer
 from horovod.bindings.elastic.shard import ArrayShard
 from horovod.bindings.misuse import wrong_argument
 
@@ -35,7 +35,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
         An iterable of batches.
 
     Raises:
-        RequestError: a dataset is infinite, or ``shuffle`` is set for a dataset.
+        RequestError: a dataset is infinite, or has no fixed order, or ``shuffle`` is set for a dataset.
         ValueError: arrays differ in length.
     """
     if not isinstance(data, tf.data.Dataset):
@@ -53,6 +53,12 @@ class DatasetShard(ArrayShard):
     """This rank's batches of a dataset; see ``shard``. A resumed epoch skips the samples that were used before."""
 
     def __init__(self, dataset: tf.data.Dataset, batch_size: int) -> None:
+        if not _is_steady(dataset):
+            raise wrong_argument(
+                "the dataset has another order in each iteration or on each rank, so that samples would be lost and "
+                "repeated. Give shuffle() seed=1 and reshuffle_each_iteration=False, list_files() shuffle=False, and "
+                "do not set deterministic=False"
+            )
         count = int(dataset.cardinality())
         if count == tf.data.INFINITE_CARDINALITY:
             raise wrong_argument("the dataset is infinite. Leave out repeat(): set_epoch() begins it again")
@@ -63,14 +69,23 @@ class DatasetShard(ArrayShard):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the rest of this epoch."""
-        world, dealer = context.world(), self._dealer
-        deal = Deal(dealer.left, world.size, dealer.batch_size)
-        steps = deal.steps
-        if not steps:
-            return
-        # Take the samples of ``deal.share``: every ``size``-th one, in batches; the last may be larger or smaller.
-        first, last = int(deal.share(0, world.rank)[0]), len(deal.share(steps - 1, world.rank))
-        own, whole = self._dataset.skip(dealer.taken + first).shard(world.size, 0), (steps - 1) * dealer.batch_size
-        batches = own.take(whole).batch(dealer.batch_size).concatenate(own.skip(whole).batch(last).take(1))
-        for _, batch in zip(dealer.batches(world.rank, world.size), batches.prefetch(2), strict=True):
+        world, batch_size = context.world(), self._dealer.batch_size
+        batches: Iterator[Any] | None = None
+        for rows in self._dealer.batches(world.rank, world.size):
+            if batches is None:  # this rank's samples are every ``size``-th one from its first one on
+                own = self._dataset.skip(rows[0]).shard(world.size, 0)
+                batches = iter(own.batch(batch_size).prefetch(2))
+            batch = next(batches)
+            if len(rows) > batch_size:  # the last batch
+                parts = [tf.data.Dataset.from_tensors(part) for part in (batch, next(batches))]
+                batch = next(iter(parts[0].concatenate(parts[1]).rebatch(len(rows))))
             yield batch
+
+
+def _is_steady(dataset: Any) -> bool:
+    """Return whether a dataset has the same order in each iteration and on each rank, as far as it can be seen."""
+    is_shuffled = hasattr(dataset, "_reshuffle_each_iteration")
+    if is_shuffled and (dataset._reshuffle_each_iteration is not False or not (dataset._seed or dataset._seed2)):
+        return False
+    is_parallel = dataset.options().deterministic is False or getattr(dataset, "_deterministic", "") == "false"
+    return not is_parallel and all(map(_is_steady, dataset._inputs()))
