@@ -136,6 +136,12 @@ class TorchState(ObjectState):
         super().undo()
         return self._capture.undo() and not any(isinstance(value, HostMethods) for value in self._values())
 
+    def _drop_unconfirmed(self) -> None:
+        super()._drop_unconfirmed()
+        for scaler in self._held(torch.amp.GradScaler):
+            # It refuses to unscale or step twice without update(), which the failed step has not reached.
+            scaler._per_optimizer_states.clear()
+
     def before_change(self) -> None:
         """Gather optimizer states that are sharded over the ranks."""
         for value in self._values():
