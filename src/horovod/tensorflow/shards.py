@@ -13,6 +13,7 @@ from horovod.bindings.elastic import shard as shards
 from horovod.bindings.elastic.sampler import Dealer
 from horovod.bindings.elastic.shard import ArrayShard
 from horovod.bindings.misuse import wrong_argument
+from horovod.tensorflow.unsafe import is_steady
 
 __all__ = ["DatasetShard", "shard"]
 
@@ -53,7 +54,7 @@ class DatasetShard(ArrayShard):
     """This rank's batches of a dataset; see ``shard``. A resumed epoch skips the samples that were used before."""
 
     def __init__(self, dataset: tf.data.Dataset, batch_size: int) -> None:
-        if not _is_steady(dataset):
+        if not is_steady(dataset):
             raise wrong_argument(
                 "the dataset has another order in each iteration or on each rank, so that samples would be lost and "
                 "repeated. Give shuffle() seed=1 and reshuffle_each_iteration=False, list_files() shuffle=False, and "
@@ -80,12 +81,3 @@ class DatasetShard(ArrayShard):
                 parts = [tf.data.Dataset.from_tensors(part) for part in (batch, next(batches))]
                 batch = next(iter(parts[0].concatenate(parts[1]).rebatch(len(rows))))
             yield batch
-
-
-def _is_steady(dataset: Any) -> bool:
-    """Return whether a dataset has the same order in each iteration and on each rank, as far as it can be seen."""
-    is_shuffled = hasattr(dataset, "_reshuffle_each_iteration")
-    if is_shuffled and (dataset._reshuffle_each_iteration is not False or not (dataset._seed or dataset._seed2)):
-        return False
-    is_parallel = dataset.options().deterministic is False or getattr(dataset, "_deterministic", "") == "false"
-    return not is_parallel and all(map(_is_steady, dataset._inputs()))

@@ -4,6 +4,7 @@ Callback                moves a std::function out of the kernel call; else kerne
 let_idle_threads_sleep  sets a private field of the context; else idle threads spin, as is TensorFlow's default
 remember_thread         keeps a Python thread state; else Python makes one for each call
 skip_autograph          extends a private list of rules; else AutoGraph converts our functions, too
+is_steady               reads how a dataset was made; else any dataset counts as steady
 add_custom_call         calls XLA functions by mangled names; else jit_compile=True allows no collectives
 """
 
@@ -34,6 +35,7 @@ __all__ = [
     "add_custom_call",
     "calm",
     "fail_custom_call",
+    "is_steady",
     "known_layout",
     "let_idle_threads_sleep",
     "remember_thread",
@@ -220,3 +222,13 @@ def fail_custom_call(status: int, text: bytes) -> None:
     ctypes.memmove(memory, text + b"\0", len(text) + 1)
     ctypes.memmove(status, ctypes.byref(_String(memory, len(text), len(text), 0)), 32)
     ctypes.memset(status + 32, 1, 1)
+
+
+def is_steady(dataset: Any) -> bool:
+    """Return whether a dataset has the same order in each iteration and on each rank, as far as it can be seen."""
+    is_shuffled = hasattr(dataset, "_reshuffle_each_iteration")
+    if is_shuffled and (dataset._reshuffle_each_iteration is not False or not (dataset._seed or dataset._seed2)):
+        return False
+    if dataset.options().deterministic is False or getattr(dataset, "_deterministic", "") == "false":
+        return False
+    return all(map(is_steady, getattr(dataset, "_inputs", tuple)()))

@@ -99,11 +99,10 @@ def _end_at_once(signum: int, frame: FrameType | None) -> None:
 
 
 def _after_fork() -> None:
-    # A forked process, such as a worker of multiprocessing, is no rank: SIGTERM ends it.
+    # A forked process, such as a worker of multiprocessing, is not a rank: SIGTERM ends it.
     _functions.clear()
     if _is_ours():
         signal.signal(signal.SIGTERM, _before)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
