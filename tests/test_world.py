@@ -348,6 +348,16 @@ def test_a_part_that_cannot_be(ranks: list[int]) -> None:
         part_of(FOUR, ranks)
 
 
+def test_a_part_of_tasks_that_srun_numbers_across_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells a task which other ranks share its node, so ranks would wait for each other for ever."""
+    world = World(0, 4, 0, 2, 0, 2, "n1", "slurm", "slurm-7-0", b"key")
+    monkeypatch.setenv("SLURM_DISTRIBUTION", "cyclic:block")
+    with pytest.raises(ValueError, match=r"comm=\[0, 2\] needs .* SLURM_DISTRIBUTION=cyclic:block; .*block"):
+        part_of(world, [0, 2])
+    monkeypatch.setenv("SLURM_DISTRIBUTION", "block")
+    assert part_of(world, [0, 2]).local_size == 1
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     path = tmp_path / "show.py"

@@ -155,7 +155,7 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
     their order are the job itself.
 
     Raises:
-        ValueError: this process is not one of them, or some do not exist.
+        ValueError: this process is not one of them, some do not exist, or srun has numbered the tasks across nodes.
     """
     wrong = [rank for rank in ranks if not 0 <= rank < world.size]
     if wrong or len(set(ranks)) < len(ranks):
@@ -167,6 +167,12 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
         )
     if list(ranks) == list(range(world.size)):
         return world
+    order = os.environ.get("SLURM_DISTRIBUTION", "block") if world.launcher == "slurm" and world.is_spread else "block"
+    if not order.startswith("block"):
+        raise ValueError(
+            f"comm={list(ranks)} needs tasks that srun numbers node by node; received SLURM_DISTRIBUTION={order}; "
+            f"start the job with srun --distribution=block, or leave out comm and use process_sets="
+        )
     # On several hosts, ranks are assumed to follow each other; on one, launchers may number them in any way.
     first = 0 if world.local_size == world.size else world.rank - world.local_rank
     local = [rank for rank in ranks if first <= rank < first + world.local_size]
