@@ -112,7 +112,13 @@ def test_more_ranks_than_tasks_are_spread_evenly() -> None:
     ("environ", "words"),
     [
         ({**SALLOC, "SLURM_TASKS_PER_NODE": "2"}, ("3 nodes",)),
-        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2(x3,"}, ("2(x3),1; received '2(x3,'",)),
+        (
+            {**SALLOC, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_TASKS_PER_NODE": "1"},
+            ("3 nodes", "srun --preserve-env --pty"),
+        ),
+        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2(x3,"}, ("SLURM_TASKS_PER_NODE: ", "2(x3),1; received '2(x3,'")),
+        ({**SALLOC, "SLURM_JOB_CPUS_PER_NODE": "many"}, ("SLURM_JOB_CPUS_PER_NODE: ", "received 'many'")),
+        ({**SALLOC, "SLURM_HET_SIZE": "two"}, ("SLURM_HET_SIZE", "'two'")),
         ({**SALLOC, "SLURM_TASKS_PER_NODE": "2(x2),0"}, ("above 0, received 'gpu07:0'",)),
         ({**SALLOC, "SLURM_JOB_NODELIST": "n[1-2"}, ("0 nodes",)),
         ({"PE_HOSTFILE": "/nodes"}, ("/nodes", "Grid Engine")),
@@ -120,7 +126,19 @@ def test_more_ranks_than_tasks_are_spread_evenly() -> None:
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2"}, ("LSB_MCPU_HOSTS", "'n1 4 n2'")),
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 four"}, ("LSB_MCPU_HOSTS", "'n1 four'")),
     ],
-    ids=["Slurm", "counts", "no task", "bracket", "Grid Engine", "PBS", "LSF without number", "LSF without digits"],
+    ids=[
+        "Slurm",
+        "srun --pty",
+        "counts",
+        "cores",
+        "components",
+        "no task",
+        "bracket",
+        "Grid Engine",
+        "PBS",
+        "LSF without number",
+        "LSF without digits",
+    ],
 )
 def test_lists_that_make_no_sense_are_refused(environ: dict[str, str], words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError) as error:

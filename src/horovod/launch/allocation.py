@@ -81,15 +81,20 @@ def _slurm(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation
         return None  # one of several tasks shares the allocation with the others
     hosts: list[HostSlots] = []
     starters: dict[str, tuple[str, ...]] = {}
-    groups = [f"_HET_GROUP_{i}" for i in range(int(environ.get("SLURM_HET_SIZE", "0")))] or [""]
+    size = environ.get("SLURM_HET_SIZE", "0")
+    if not size.isdecimal():
+        raise ValueError(f"SLURM_HET_SIZE must be a whole number; received {size!r}")
+    groups = [f"_HET_GROUP_{i}" for i in range(int(size))] or [""]
     for number, group in enumerate(groups):
         names = slurm_hosts({"SLURM_JOB_NODELIST": environ.get(f"SLURM_JOB_NODELIST{group}", "")})
-        cpus = run_lengths(environ.get(f"SLURM_JOB_CPUS_PER_NODE{group}", f"1(x{len(names)})"))
-        tasks = run_lengths(environ.get(f"SLURM_TASKS_PER_NODE{group}", f"1(x{len(names)})"))
+        cpus = _counts(environ, f"SLURM_JOB_CPUS_PER_NODE{group}", len(names))
+        tasks = _counts(environ, f"SLURM_TASKS_PER_NODE{group}", len(names))
         if not len(names) == len(cpus) == len(tasks):
+            hidden = " (srun hides them from this step: start the shell with srun --preserve-env --pty)"
             raise ValueError(
                 f"Slurm lists {len(names)} nodes in SLURM_JOB_NODELIST{group}, {len(tasks)} in "
-                f"SLURM_TASKS_PER_NODE{group} and {len(cpus)} in SLURM_JOB_CPUS_PER_NODE{group}"
+                f"SLURM_TASKS_PER_NODE{group}{hidden * ('SLURM_STEP_ID' in environ)} and {len(cpus)} in "
+                f"SLURM_JOB_CPUS_PER_NODE{group}"
             )
         for name, slots, cores in zip(names, tasks, cpus, strict=True):
             hosts.append(HostSlots(name, slots))
@@ -100,6 +105,13 @@ def _slurm(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation
                 *([f"--het-group={number}"] if group else []),
             )  # fmt: skip
     return Allocation("Slurm", _merged(hosts), starters) if hosts else None
+
+
+def _counts(environ: Mapping[str, str], name: str, nodes: int) -> list[int]:
+    try:
+        return run_lengths(environ.get(name, f"1(x{nodes})"))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _gpu_flags(per_task: str, slots: int) -> list[str]:
