@@ -288,7 +288,7 @@ def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str
         assert own == places[-len(own) :], "a rank that joins counts as the others do"
 
 
-def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int) -> None:
+def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int, from_dataset: bool) -> None:
     """All batches are alike, so that the number of steps says which weights there must be."""
     import keras
     import numpy as np
@@ -298,6 +298,13 @@ def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int) -> None:
 
     x = np.tile(np.random.default_rng(0).normal(size=(4, 3)), (6, 1)).astype("float32")
     y = x.sum(1, keepdims=True)
+
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return x[:4], y[:4]
 
     def trained(which: tuple[int, ...]) -> Any:
         keras.utils.set_random_seed(1)
@@ -318,8 +325,9 @@ def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int) -> None:
         def train(state: Any) -> None:
             first = 0 if counts_from_zero else state.epoch
             last = 4 - state.epoch if counts_from_zero else 4
+            data: dict[str, Any] = {"x": Batches()} if from_dataset else {"x": x, "y": y, "batch_size": 4}
             state.model.fit(
-                x, y, batch_size=4, initial_epoch=first, epochs=last, callbacks=callbacks, shuffle=False, verbose=0
+                **data, initial_epoch=first, epochs=last, callbacks=callbacks, shuffle=False, verbose=0
             )  # fmt: skip
 
         with losing(which) as losses:
@@ -338,6 +346,10 @@ def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("counts_from_zero", "batches_per_commit"), [(True, 1), (False, 2)])
-def test_fit_as_scripts_of_horovod_call_it(backend: str, counts_from_zero: bool, batches_per_commit: int) -> None:
-    run_ranks(1, _as_in_horovod, counts_from_zero, batches_per_commit, framework=f"keras-{backend}")
+@pytest.mark.parametrize(
+    ("counts_from_zero", "batches_per_commit", "from_dataset"), [(True, 1, False), (False, 2, False), (True, 1, True)]
+)
+def test_fit_as_scripts_of_horovod_call_it(
+    backend: str, counts_from_zero: bool, batches_per_commit: int, from_dataset: bool
+) -> None:
+    run_ranks(1, _as_in_horovod, counts_from_zero, batches_per_commit, from_dataset, framework=f"keras-{backend}")

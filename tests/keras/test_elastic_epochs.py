@@ -106,3 +106,33 @@ _DECIDED = [(3, 0.75 * 0.75 * 0.5)] * 2  # the gradient is twice the weight
 @pytest.mark.slow
 def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does(framework: str) -> None:
     assert run_ranks(2, _only_rank_0_decides, framework=framework) == _DECIDED
+
+
+def _refusals() -> list[str]:
+    import keras
+    import numpy as np
+
+    import horovod.keras as hvd
+
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Any:
+            return np.ones((2, 3)), np.ones((2, 1))
+
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    state, said = hvd.elastic.KerasState(model), []
+    for arguments in ({"x": Batches()}, {"x": np.ones((2, 3)), "y": np.ones((2, 1)), "steps_per_epoch": 1}):
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.elastic.run(lambda state, how: hvd.elastic.fit(state, **how))(state, arguments)
+        said.append(str(caught.value))
+    return said
+
+
+@pytest.mark.slow
+def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves(backend: str) -> None:
+    first, second = run_ranks(1, _refusals, framework=f"keras-{backend}")[0]
+    assert "not a Batches" in first
+    assert "takes no steps_per_epoch" in second

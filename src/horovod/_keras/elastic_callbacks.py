@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from horovod._keras.unsafe import end_epoch_of_data
 from horovod.bindings.misuse import wrong_argument
 
 __all__ = ["CommitState", "EpochIsOver", "UpdateBatchState", "UpdateEpochState"]
@@ -27,6 +28,7 @@ class EpochIsOver:
         """Let training continue, unless a callback has stopped it meanwhile."""
         if isinstance(model.stop_training, cls):
             model.stop_training = False
+            end_epoch_of_data()
 
 
 class CommitState:

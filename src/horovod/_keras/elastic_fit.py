@@ -84,6 +84,11 @@ class ElasticFit:
                 f"hvd.elastic.fit() takes no {refused[0]}: an epoch begins at state.epoch, and ends when all samples "
                 "were used"
             )
+        if hasattr(x, "on_epoch_end"):  # a PyDataset, or Sequence of tf_keras
+            raise wrong_argument(
+                f"hvd.elastic.fit() takes arrays or a result of hvd.elastic.shard(), not a {type(x).__name__}, whose "
+                "batches cannot be dealt again; call model.fit() inside hvd.elastic.run, with UpdateBatchStateCallback"
+            )
         if not isinstance(x, ArrayShard):
             parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
             x = self._kit.shard(parts, batch_size, shuffle, seed)

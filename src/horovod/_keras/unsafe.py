@@ -1,0 +1,22 @@
+"""Code that depends on Keras' internals, with a fallback."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+__all__ = ["end_epoch_of_data"]
+
+
+def end_epoch_of_data() -> None:
+    """Tell the data of the calling ``fit()`` that its epoch has ended, which Keras does only after the last batch.
+
+    Without that, or where Keras keeps its data elsewhere, a ``PyDataset`` refuses to begin the next epoch.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        adapter = getattr(frame.f_locals.get("epoch_iterator"), "data_adapter", None)
+        if adapter is not None:
+            adapter.on_epoch_end()
+            return
+        frame = frame.f_back
