@@ -29,6 +29,7 @@ from meetings import (
 
 from horovod import _version
 from horovod.errors import InitError, PeerLostError
+from horovod.syscalls import open_process
 
 # -- they meet -------------------------------------------------------------------------------------------------------
 
@@ -196,14 +197,14 @@ def test_a_rank_that_leaves_init_alive_may_come_back(job: str) -> None:
 
 
 def test_a_rank_that_is_gone_before_it_is_heard(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pidfd_open, calls = os.pidfd_open, itertools.count()
+    calls = itertools.count()
 
     def no_such_process(pid: int) -> int:
         if next(calls) == 1:  # the first is rank 0's own
             raise ProcessLookupError(errno.ESRCH, "no such process")
-        return pidfd_open(pid)
+        return open_process(pid)
 
-    monkeypatch.setattr(os, "pidfd_open", no_such_process)
+    monkeypatch.setattr("horovod.rendezvous.rank_zero.open_process", no_such_process)
     # Nobody waits for it once the others are there.
     monkeypatch.setattr("horovod.rendezvous.rank_zero._LINGER_S", 10 * LONG_S)
     host = Attempt(job, 0, 3, timeout_s=10 * LONG_S)
