@@ -181,3 +181,33 @@ def _traces() -> list[list[str]]:
 @pytest.mark.slow
 def test_programs_are_traced_again_if_one_has_asked_for_the_size() -> None:
     assert run_ranks(1, _traces, framework="jax") == [[["reduce"], [], ["divide"], ["divide", "reduce"]]]
+
+
+def _resumed() -> None:
+    """Names not in the order of the alphabet, and arrays of one shape, so that only their order tells them apart."""
+    import tempfile
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import horovod.jax as hvd
+    from horovod.bindings.elastic import checkpoint
+
+    def state(first: int) -> Any:
+        params = {"w": jnp.full((2, 3), 1.0 * first, jnp.bfloat16), "b": 2.0 * first}
+        trace = {"w": jnp.full((2, 3), 3.0 * first, jnp.bfloat16), "b": jnp.float32(4 * first)}
+        return hvd.elastic.JaxState(params=params, opt_state=trace, key=jax.random.key(first), batch=first)
+
+    with tempfile.TemporaryDirectory() as folder:
+        values = checkpoint.read(checkpoint.write(folder, 1, state(1).checkpoint()))
+    found, wanted = state(7), state(1)
+    found.load_checkpoint(values)
+    assert found.batch == 1
+    for name in ("params", "opt_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(found, name), getattr(wanted, name))
+    np.testing.assert_array_equal(jax.random.key_data(found.key), jax.random.key_data(wanted.key))
+
+
+def test_a_checkpoint_gives_each_tree_its_own_arrays() -> None:
+    run_ranks(1, _resumed, framework="jax")

@@ -80,7 +80,8 @@ class JaxState(VariablesState):
             ValueError: the checkpoint has other pytrees.
         """
         found = list(values["variables"])
-        leaves, structure = jax.tree.flatten(self._trees())
+        # Not a dict, which JAX flattens in the order of its sorted keys.
+        leaves, structure = jax.tree.flatten([*self._trees().values()])
         numbers = [number for number, leaf in enumerate(leaves) if _array(leaf) is not None]
         if [np.shape(_array(leaves[number])) for number in numbers] != [np.shape(value) for value in found]:
             raise ValueError(
@@ -89,7 +90,7 @@ class JaxState(VariablesState):
         for number, value in zip(numbers, found, strict=True):
             leaves[number] = _like(leaves[number], value)
         ObjectState.load_checkpoint(self, values)
-        self._set(jax.tree.unflatten(structure, leaves))
+        self._set(dict(zip(self._names, jax.tree.unflatten(structure, leaves), strict=True)))
 
 
 def _has_arrays(value: Any) -> bool:
