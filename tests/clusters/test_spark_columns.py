@@ -19,6 +19,8 @@ if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
 
 import pyarrow as pa
 from pyarrow import parquet
+from pyspark.ml import Pipeline
+from pyspark.ml.feature import VectorAssembler
 from spark_fits import Processes, df, session, torch_estimator
 
 from horovod.errors import RequestError
@@ -104,6 +106,33 @@ def test_a_resumed_run_without_a_seed_has_the_same_rows_for_validation(df: Any, 
         with pytest.raises(InterruptedError):
             torch_estimator(Store.create(str(tmp_path)), **options).fit(df)
     assert seen[0] == seen[1] and seen[1][0] != seen[2][0] and seen[1][1] != seen[2][1]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_run_is_one_model_also_where_spark_copies_its_estimator(df: Any, tmp_path: Path, at_once: bool) -> None:
+    class Ranks(Processes):
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+            begun.append(len(begun))
+            if at_once and len(begun) == 1:
+                fit(df, 2)
+            raise InterruptedError
+
+    def fit(part: Any, epochs: int) -> None:
+        pipeline.fit(part, {estimator.getParam("epochs"): epochs})
+
+    begun: list[int] = []
+    estimator = torch_estimator(Store.create(str(tmp_path)), run_id="one", backend=Ranks())
+    assembler = VectorAssembler(inputCols=["label"], outputCol="more")
+    pipeline = Pipeline(stages=[assembler, estimator])
+    message = "run_id='one' names the run of one model.* Leave run_id out in Cross"
+    with pytest.raises(RequestError, match=message) if at_once else pytest.raises(InterruptedError):
+        fit(df, 1)
+    with pytest.raises(InterruptedError):
+        fit(df, 2)  # it resumes
+    with pytest.raises(RequestError, match=message):
+        fit(df.filter("label > 0"), 3)  # as CrossValidator does with each fold
+    assert len(begun) == 2
+    assert list(tmp_path.rglob("*.fit")) == []
 
 
 @pytest.mark.parametrize("gap", ["x", "pair", "features"])
