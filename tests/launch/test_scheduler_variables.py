@@ -112,6 +112,7 @@ def test_horovodrun_in_an_allocation_of_this_host(scheduler: str, train: str, tm
     }[scheduler]
     ended = horovodrun(sys.executable, train, **given)
     assert ended.code == 0, ended.err
+    assert f"hosts from {scheduler}: {host}:2" in ended.err
     assert sorted(line.partition(">:")[2] for line in ended.out.splitlines()) == EXPECTED
 
 

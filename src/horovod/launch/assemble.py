@@ -115,6 +115,7 @@ def choose_hosts(
         return Chosen(len(where), offered, where, _starters(allocation), said)
     if num_proc is None and (allocation is None or hosts or hostfile or has_script):
         raise UsageError("-np is missing: say before the command how many to start: horovodrun -np 2 python train.py")
+    chooses = num_proc is None
     if num_proc is None:
         num_proc = allocated_slots(os.environ)
     if not hasattr(num_proc, "__index__") or num_proc < 1:
@@ -123,8 +124,10 @@ def choose_hosts(
     if has_script:
         return Chosen(num_proc, (), (), starters)
     named, note = named_hosts(hosts, hostfile), ""
-    if not named and allocation is not None and not all(is_this_host(host.name) for host in allocation.hosts):
-        named, note = spread(allocation, num_proc), f"hosts from {allocation}"
+    if not named and allocation is not None:
+        is_here = all(is_this_host(host.name) for host in allocation.hosts)
+        named = [] if is_here else spread(allocation, num_proc)
+        note = f"hosts from {allocation}" if named or chooses else ""
     where = place(named, num_proc, is_this_host) if named else [Place("localhost", num_proc, True)]
     return Chosen(num_proc, named, where, starters, note)
 
