@@ -69,3 +69,34 @@ def test_elastic_executors_and_ray_train_refuse_what_ranks_could_not_use() -> No
     with pytest.raises(ValueError, match=r"env must map .*received \{'A': 1\}"):
         HorovodConfig(env={"A": 1})  # type: ignore[dict-item]
     assert HorovodConfig(nics="eth0,eth1").nics == ("eth0", "eth1")
+
+
+def test_a_call_that_ends_after_shutdown_is_no_loss_of_the_next_job() -> None:
+    from concurrent.futures import Future
+    from types import SimpleNamespace
+
+    from ray.exceptions import ActorDiedError
+
+    from horovod.ray.settings import MiniSettings, Resources
+    from horovod.ray.static import StaticAdapter
+
+    class Worker:
+        def __getattr__(self, name: str) -> Any:
+            return self
+
+        def options(self, **_: Any) -> Any:
+            return SimpleNamespace(remote=lambda *_: (None, SimpleNamespace(future=lambda: end)))
+
+    class Job:
+        def ended(self, rank: int, *_: str) -> None:
+            told.append(rank)
+
+    end, told = Future[Any](), list[int]()
+    adapter = StaticAdapter(MiniSettings(), Resources(), 1, 0, 1, True)
+    adapter._workers, adapter._who = [Worker()], ["rank 0"]
+    adapter._job = Job()  # type: ignore[assignment]
+    adapter._submit(0, "call")
+    adapter._job = Job()  # type: ignore[assignment] - as after shutdown() and start()
+    end.set_exception(ActorDiedError())
+    assert told == []
+    assert adapter._lost == {}

@@ -135,15 +135,18 @@ class StaticAdapter:
 
     def _submit(self, rank: int, method: str, *args: Any) -> Any:
         value, done = getattr(self._workers[rank], method).options(num_returns=2).remote(*args)
-        done.future().add_done_callback(lambda future: self._note_end(rank, future))
+        job, who, lost = self._job, self._who[rank], self._lost
+        done.future().add_done_callback(lambda future: self._note_end(job, rank, who, lost, future))
         return value
 
-    def _note_end(self, rank: int, future: Future[Any]) -> None:
-        """Notify the other ranks of a lost actor; runs in a Ray thread."""
-        error, job = future.exception(), self._job
-        if isinstance(error, LOST) and job is not None and rank not in self._lost:
-            self._lost[rank] = error
-            job.ended(rank, self._who[rank], how_lost(error))
+    def _note_end(
+        self, job: WorkerJob | None, rank: int, who: str, lost: dict[int, BaseException], future: Future[Any]
+    ) -> None:
+        """Notify the other ranks of a lost actor; runs in a Ray thread, maybe after ``shutdown`` has killed it."""
+        error = future.exception()
+        if isinstance(error, LOST) and job is not None and job is self._job and rank not in lost:
+            lost[rank] = error
+            job.ended(rank, who, how_lost(error))
 
     def _collect(self, refs: Sequence[Any]) -> list[Any]:
         """Return the results of calls; raise the original cause of a failure."""
@@ -184,12 +187,12 @@ class StaticAdapter:
 
     def shutdown(self) -> None:
         """End the actors, and release the resources."""
+        job, self._job = self._job, None  # so that no actor counts as lost
         for worker in self._workers:
             ray.kill(worker)
         self._workers, self._who, self._lost = [], [], {}
         if self._placement is not None:
             self._placement.remove()
             self._placement = None
-        if self._job is not None:
-            job, self._job = self._job, None
+        if job is not None:
             job.close()
