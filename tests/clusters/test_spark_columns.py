@@ -108,30 +108,21 @@ def test_a_resumed_run_without_a_seed_has_the_same_rows_for_validation(df: Any, 
     assert seen[0] == seen[1] and seen[1][0] != seen[2][0] and seen[1][1] != seen[2][1]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_run_is_one_model_also_where_spark_copies_its_estimator(df: Any, tmp_path: Path, at_once: bool) -> None:
+def test_copies_that_spark_trains_share_no_run(df: Any, tmp_path: Path) -> None:
     class Ranks(Processes):
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
-            begun.append(len(begun))
-            if at_once and len(begun) == 1:
-                fit(df, 2)
             raise InterruptedError
 
-    def fit(part: Any, epochs: int) -> None:
-        pipeline.fit(part, {estimator.getParam("epochs"): epochs})
+    def pipeline(**how: Any) -> Any:
+        estimator = torch_estimator(Store.create(str(tmp_path)), backend=Ranks(), **how)
+        return Pipeline(stages=[VectorAssembler(inputCols=["label"], outputCol="more"), estimator])
 
-    begun: list[int] = []
-    estimator = torch_estimator(Store.create(str(tmp_path)), run_id="one", backend=Ranks())
-    assembler = VectorAssembler(inputCols=["label"], outputCol="more")
-    pipeline = Pipeline(stages=[assembler, estimator])
-    message = "run_id='one' names the run of one model.* Leave run_id out in Cross"
-    with pytest.raises(RequestError, match=message) if at_once else pytest.raises(InterruptedError):
-        fit(df, 1)
     with pytest.raises(InterruptedError):
-        fit(df, 2)  # it resumes
-    with pytest.raises(RequestError, match=message):
-        fit(df.filter("label > 0"), 3)  # as CrossValidator does with each fold
-    assert len(begun) == 2
+        pipeline(run_id="one").fit(df)
+    with pytest.raises(InterruptedError):
+        pipeline().copy().fit(df)  # as CrossValidator does for each fold
+    with pytest.raises(RequestError, match=r"run_id='one' names the run of one model.* Leave run_id out in Cross"):
+        pipeline(run_id="one").copy().fit(df)
     assert list(tmp_path.rglob("*.fit")) == []
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -30,8 +28,6 @@ _LEAST = dict.fromkeys((
     "num_proc", "batch_size", "val_batch_size", "epochs", "partitions_per_process", "backward_passes_per_step",
     "train_steps_per_epoch", "validation_steps_per_epoch",
 ), 1) | {"random_seed": 0}  # fmt: skip
-_running: set[str] = set()  # checkpoint folders of the runs that are trained now
-_copied: dict[tuple[str, str], str] = {}  # plan of the data that copies were trained on, by uid and checkpoint folder
 
 
 def _is_number(kind: types.DataType) -> bool:
@@ -94,36 +90,22 @@ class HorovodEstimator(Settable, Saved, Estimator):
             _check_kinds(dataset, columns, _has_numbers, "the columns must hold numbers, booleans, arrays or vectors")
         if isinstance(validation, str):
             _check_kinds(dataset, [validation], _is_number, "the column of validation must hold numbers or booleans")
+        if self._is_copy and value("run_id"):
+            raise RequestError(
+                f"run_id={value('run_id')!r} names the run of one model, but Spark ML trains copies of this estimator, "
+                "each of which would go on from the checkpoint of another. Leave run_id out in CrossValidator and "
+                "TrainValidationSplit; elsewhere set parameters before fit(), not in it"
+            )
         run_id = self._run_id()
         seed = self._seed(run_id)
         index = f"{run_id}.fit"
         store, files = value("store"), backend.num_processes() * value("partitions_per_process")
-        with self._claimed(run_id, dataset):
-            try:
-                train, val = write(dataset, store, index, columns, validation, seed, files)
-                return self._run(backend, run_id, seed, train, val)
-            finally:
-                store.delete(store.get_train_data_path(index))
-                store.delete(store.get_val_data_path(index))
-
-    @contextmanager
-    def _claimed(self, run_id: str, dataset: Any) -> Iterator[None]:
-        """Refuse to train another model in this run meanwhile, and copies on other data at all."""
-        store = self.getOrDefault("store")
-        folder, plan = store.get_checkpoint_path(run_id), ""
-        if self._is_copy and self.getOrDefault("run_id") and store.saving_runs():
-            # Without the numbers of columns: each stage of a pipeline makes new ones. Spark's own hash has them.
-            plan = re.sub(r"#\d+", "", dataset._jdf.queryExecution().analyzed().toString())
-        if folder in _running or _copied.setdefault((self.uid, folder), plan) != plan:
-            raise RequestError(
-                f"run_id={run_id!r} names the run of one model, but several are trained with it: each would go on from "
-                "the checkpoint of another. Leave run_id out in CrossValidator and TrainValidationSplit"
-            )
-        _running.add(folder)
         try:
-            yield
+            train, val = write(dataset, store, index, columns, validation, seed, files)
+            return self._run(backend, run_id, seed, train, val)
         finally:
-            _running.discard(folder)
+            store.delete(store.get_train_data_path(index))
+            store.delete(store.get_val_data_path(index))
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: Any = None) -> Any:
         """Train on existing Parquet files in the store's folders of training and validation data.
