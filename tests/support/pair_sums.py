@@ -19,7 +19,7 @@ def sums_of_a_pair() -> None:
     rank, size = hvd.rank(), hvd.size()
     pair = hvd.add_process_set([0, size - 1]) if size > 2 else hvd.global_process_set
     added, usual = [], routine._add
-    routine._add = lambda team, stream: added.append(len(stream.inputs)) or usual(team, stream)  # type: ignore[func-returns-value]
+    routine._add = lambda group, stream: added.append(len(stream.inputs)) or usual(group, stream)  # type: ignore[func-returns-value]
     try:
         for dtype, op, before, after in itertools.product(
             ("float32", "float64"), (hvd.Sum, hvd.Average), (1.0, 0.5, 0.3), (1.0, 0.25)

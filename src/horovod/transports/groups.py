@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Watch
 
-__all__ = ["Bytes", "Group", "Groups", "Pending", "failed", "look_for", "wait_until"]
+__all__ = ["AddingGroup", "Bytes", "Group", "Groups", "Pending", "failed", "look_for", "wait_until"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -57,6 +57,11 @@ class Group(Protocol):
 
     def broadcast(self, data: Bytes, root: int) -> Pending:
         """Begin to copy the data of the rank at place ``root`` to all others."""
+
+
+@runtime_checkable
+class AddingGroup(Protocol):
+    """A ``Group`` whose engine can also add."""
 
     def add(self, data: Bytes, dtype: str) -> Pending:
         """Begin to replace floats of ``dtype`` by their sums over two ranks, whose order does not matter."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod.splits import part_of
-from horovod.transports.groups import Bytes, Pending
+from horovod.transports.groups import AddingGroup, Bytes, Pending
 from horovod.transports.hierarchical.stage import CHUNK_BYTES, InPlace, Memory, Stage
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
@@ -54,10 +54,11 @@ class _Round(NamedTuple):
 
 def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory]) -> None:
     """Reduce a stream over all members; ``tensors`` are the places of its only tensor on each rank here, or none."""
-    is_large = stream.least_nbytes() > (_ADDED_BYTES if len(stream.inputs) == 1 else _EACH_ADDED_BYTES)
-    if team.is_pair_of_ranks and stream.steps.scale and is_large:
-        _add(team, stream)
-        return
+    if team.is_pair_of_ranks and stream.steps.scale:
+        is_large = stream.least_nbytes() > (_ADDED_BYTES if len(stream.inputs) == 1 else _EACH_ADDED_BYTES)
+        if is_large and isinstance(group := team.owners(), AddingGroup):
+            _add(group, stream)
+            return
     rounds = _rounds(team, stream)
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
@@ -82,14 +83,14 @@ def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory]) -> None:
             pipeline.collect(k - _DEPTH)
 
 
-def _add(team: Team, stream: Stream) -> None:
+def _add(group: AddingGroup, stream: Stream) -> None:
     """Let the engine add up the tensors of two ranks, in the memory of the results."""
     moving = []
     for library, source, target in zip(stream.libraries, stream.inputs, stream.outputs, strict=True):
         scale = stream.steps.scale
         if target is not source or scale != 1.0:
             library.copier(stream.dtype, scale)(target, source)
-        moving.append(team.owners().add(library.raw(target), stream.dtype))
+        moving.append(group.add(library.raw(target), stream.dtype))
     for pending in moving:
         pending.wait()
 
