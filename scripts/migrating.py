@@ -5,6 +5,7 @@ usage: python scripts/migrating.py [--check]
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -38,13 +39,20 @@ def _parameters(thing: Any) -> list[str] | None:
     return None if any(p.kind is p.VAR_POSITIONAL for p in found) else [p.name for p in found]
 
 
+def _declared(module: str) -> list[str]:
+    """Return ``__all__`` of a package; its requirements, such as Spark, may be missing here."""
+    path = ROOT / "src" / module.replace(".", "/") / "__init__.py"
+    found = re.search(r"^__all__ = (\[.*?\])", path.read_text(encoding="utf-8") if path.exists() else "", re.M | re.S)
+    return ast.literal_eval(found[1]) if found else []
+
+
 def compare(module: str, name: str, theirs: str | None) -> tuple[str, str]:
     """Return whether we have a name of theirs, and what differs."""
     note = DATA["notes"].get(f"{module}.{name}", "")
     try:
         ours = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, RuntimeError, NotImplementedError):
-        return MISSING, note
+        return (DIFFERENT if note else SAME) if name in _declared(module) else MISSING, note
     parameters = _parameters(ours)
     if theirs is not None and parameters is not None:
         if lost := [word for word in theirs.split() if word not in parameters and "kwargs" not in parameters]:

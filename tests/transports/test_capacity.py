@@ -36,7 +36,7 @@ def test_the_arenas_of_all_ranks_fit(ranks: int, physical: int, limit: int, expe
 def test_too_little_is_refused_with_the_number_that_is_needed() -> None:
     assert arena_bytes(LEAST_BYTES, 2) == LEAST_BYTES
     with pytest.raises(
-        InitError, match=f"HOROVOD_ARENA_BYTES={LEAST_BYTES - 1} is too small: {LEAST_BYTES} are needed"
+        InitError, match=f"HOROVOD_ARENA_BYTES={LEAST_BYTES - 1} is too small: {LEAST_BYTES} bytes are needed"
     ):
         arena_bytes(LEAST_BYTES - 1, 2)
 
