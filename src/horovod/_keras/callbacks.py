@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod import context
+from horovod._keras.unsafe import accumulated_gradients
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object
 from horovod.errors import MismatchError
@@ -126,8 +127,7 @@ class Broadcast:
             self._kit.build(model.optimizer, model.trainable_variables)
             own = model.optimizer.variables
             # Sums of gradients between two updates belong to the batches of each rank.
-            sums = getattr(self._kit.innermost(model.optimizer), "_accumulated_gradients", ())
-            local = {id(variable) for variable in sums}
+            local = {id(variable) for variable in accumulated_gradients(self._kit.innermost(model.optimizer))}
             variables += [v for v in (own() if callable(own) else own) if id(v) not in local]
         self._send(variables)
 

@@ -1,11 +1,19 @@
-"""Code that depends on Keras' internals, with a fallback."""
+"""All code of this package that depends on Keras' internals, with a fallback for each part."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
-__all__ = ["end_epoch_of_data"]
+__all__ = ["accumulated_gradients", "end_epoch_of_data"]
+
+
+def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
+    """Return the variables in which an optimizer adds up gradients between two updates; none where it has no such."""
+    found: Sequence[Any] = getattr(optimizer, "_accumulated_gradients", ())
+    return found
 
 
 def end_epoch_of_data() -> None:

@@ -1,6 +1,7 @@
 """All code that depends on torch's internals.
 
 keep_out_of_graphs  adds a rule to torch.compile; else it breaks its graphs at the collectives, with a warning for each
+forget_step         lets a GradScaler repeat a failed step; else the scaler refuses that
 is_transformed      detects tensors inside torch.func; else the engine fails at their values, or loses tangents
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["is_transformed", "keep_out_of_graphs"]
+__all__ = ["forget_step", "is_transformed", "keep_out_of_graphs"]
 
 _RULES = "torch._dynamo.trace_rules"
 
@@ -78,3 +79,10 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     if getattr(forward_ad, "_current_level", -1) < 0:
         return False
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def forget_step(scaler: torch.amp.GradScaler) -> None:
+    """Let a scaler unscale and step again, which it refuses to do twice without ``update()``."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is not None:
+        states.clear()

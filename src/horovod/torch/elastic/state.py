@@ -24,6 +24,7 @@ from horovod.torch.elastic.handlers import (
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.host_optimizer import HostMethods
 from horovod.torch.runtime import comm
+from horovod.torch.unsafe import forget_step
 from horovod.transports.kernels_torch import as_bytes
 
 # Horovod's scripts import the handlers from here.
@@ -139,8 +140,7 @@ class TorchState(ObjectState):
     def _drop_unconfirmed(self) -> None:
         super()._drop_unconfirmed()
         for scaler in self._held(torch.amp.GradScaler):
-            # It refuses to unscale or step twice without update(), which the failed step has not reached.
-            scaler._per_optimizer_states.clear()
+            forget_step(scaler)  # the failed step has not reached update()
 
     def before_change(self) -> None:
         """Gather optimizer states that are sharded over the ranks."""
