@@ -65,3 +65,15 @@ def test_flux_with_uneven_nodes_says_what_to_ask_for() -> None:
     assert flux_counts(3, 4, given) == (1, 2)
     with pytest.raises(InitError, match="--tasks-per-node"):
         flux_counts(3, 5, given)
+
+
+@pytest.mark.parametrize("rank", ["ALPS_APP_PE", "PALS_RANKID"])
+def test_mpi_gives_the_size_that_a_cray_does_not(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its compute nodes, another program than aprun or mpiexec is the parent of the ranks."""
+    given = {rank: "3", "HOROVOD_JOB_ID": "j", "HOROVOD_SECRET_KEY": "00ff"}
+    monkeypatch.setattr("horovod.world._size_by_mpi", lambda: 4)
+    found = detect(given)
+    assert (found.rank, found.size) == (3, 4)
+    monkeypatch.setattr("horovod.world._size_by_mpi", lambda: 1)
+    with pytest.raises(InitError, match="neither PMI_SIZE nor MPI how many there are; install mpi4py"):
+        detect(given)

@@ -298,7 +298,7 @@ def aprun_size(command: Sequence[str]) -> int:
     """
     names = [word.rpartition("/")[2] for word in command]
     words = command[names.index("aprun") + 1 :] if "aprun" in names else ()
-    for flag, value in zip(words, [*words[1:], ""], strict=True):
+    for flag, value in zip(words, [*words[1:], ""], strict=False):
         found = re.fullmatch(r"(?:-n|--pes=)(\d+)", flag) or re.fullmatch(r"(?:-n|--pes) (\d+)", f"{flag} {value}")
         if found:
             return int(found[1])
