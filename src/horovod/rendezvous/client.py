@@ -7,6 +7,7 @@ import socket as sockets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from typing import Literal
 
 import msgspec
@@ -46,7 +47,9 @@ def ports(world: World) -> list[int]:
 
 
 def endpoints_of(world: World) -> list[str]:
-    """Return the endpoints at which the job's service may listen; names are resolved now."""
+    """Return the endpoints at which the job's service may listen; names are resolved now, and those of this host are
+    127.0.0.1: on Debian a host's own name means 127.0.1.1, where no service listens.
+    """
     places, numbers = world.meeting.places, ports(world)
     if not numbers:
         return list(places)
@@ -57,7 +60,8 @@ def endpoints_of(world: World) -> list[str]:
         except (OSError, UnicodeError):
             continue  # not known yet, perhaps
         addresses = dict.fromkeys(str(address[0]) for *_, address in known)
-        found += [endpoint(address, port) for address in addresses for port in numbers]
+        reachable = dict.fromkeys("127.0.0.1" if ip_address(each).is_loopback else each for each in addresses)
+        found += [endpoint(address, port) for address in reachable for port in numbers]
     return found
 
 

@@ -62,7 +62,7 @@ def is_here(world: World) -> bool:
     """
     own = own_addresses()
     found = (where.removeprefix("tcp://").rpartition(":")[0].strip("[]") for where in endpoints_of(world))
-    return world.cross_rank == 0 and any(host in own or host.startswith("127.") or host == "::1" for host in found)
+    return world.cross_rank == 0 and any(host in own or host == "127.0.0.1" for host in found)
 
 
 def _start(secret: bytes, addresses: Sequence[str], numbers: Sequence[int]) -> list[str]:
