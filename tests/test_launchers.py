@@ -60,6 +60,16 @@ def test_pods_to_which_an_operator_gives_a_rank_are_hosts() -> None:
     assert found.meeting == Meeting("hosts", ("j-master-0",), "torchrun//23456", True)
 
 
+@pytest.mark.parametrize("nodes", ["3", "1:3"])
+def test_a_pod_that_needs_torchrun_does_not_train_alone(nodes: str) -> None:
+    """A TrainJob, or an elastic PyTorchJob, gives its pods no rank."""
+    given = {"PET_NNODES": nodes, "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "train-node-0-0"}
+    with pytest.raises(InitError, match=f"PET_NNODES={nodes} .* alone: write torchrun train.py"):
+        detect(given)
+    assert detect({**given, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}).size == 1
+    assert detect({**given, "PET_NNODES": "1"}).launcher == "none"
+
+
 def test_flux_with_uneven_nodes_says_what_to_ask_for() -> None:
     given = {"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
     assert flux_counts(3, 4, given) == (1, 2)

@@ -42,6 +42,7 @@ LOGIN_NODE = (
     "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py"
 )
 """Error where ranks may not run."""
+_ONE_MAY_RUN = "One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1"
 _COUNTED = "the number of processes"
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}|ipc://@[\w.-]+")
 
@@ -112,7 +113,12 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
     launcher = find_launcher(environ)
     if launcher is None:
         if shutil.which("aprun", path=environ.get("PATH", os.defpath)):
-            raise InitError(f"{LOGIN_NODE}. One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1")
+            raise InitError(f"{LOGIN_NODE}. {_ONE_MAY_RUN}")
+        if environ.get("PET_NNODES", "1").rpartition(":")[2] != "1":
+            raise InitError(
+                f"PET_NNODES={environ['PET_NNODES']} says that torchrun starts the ranks on several hosts, and it has "
+                f"not started this process, which would train alone: write torchrun train.py. {_ONE_MAY_RUN}"
+            )
         return World(0, 1, 0, 1, 0, 1, hostname, "none", "", b"")
     if launcher.name == "horovodrun" and is_elastic(environ):
         return _provisional(launcher, environ, hostname)
