@@ -300,6 +300,15 @@ def test_nobody_without_the_key_can_meet(service: Service) -> None:
     _talk([Leader(service, ranks, 5) for ranks in THREE])
 
 
+def test_a_name_that_cannot_be_resolved_is_the_cause_that_is_named() -> None:
+    """As of pods without a headless Service, or nodes that only the scheduler knows."""
+    meeting = Meeting("hosts", ("train-0.train.invalid",), "r", True)
+    world = World(1, 2, 0, 1, 1, 2, "b", "kubernetes", "job", KEY, meeting)
+    entry = HostEntry("b", [1], [1001], _version.__version__)
+    with pytest.raises(InitError, match=r"on train-0\.train\.invalid .* This host cannot resolve the name"):
+        meet_hosts(world, entry, 1, SHORT_S)
+
+
 def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
     world = World(0, 4, 0, 2, 0, 2, "a", "torchrun", "job", KEY, Meeting("hosts", ("a",), "r"))
     with pytest.raises(InitError, match=r"export HOROVOD_SECRET_KEY=\$\(openssl rand -hex 32\)"):

@@ -26,6 +26,7 @@ __all__ = ["FateQuery", "JobStore", "connect_first", "endpoints_of", "ports", "s
 Socket = zmq.Socket[bytes]
 #: Intervals: to check whether waiting has become useless, to resolve names again, and to ask again.
 _LOOK_MS, _RESOLVE_S, _AGAIN_S = 100, 1.0, 0.05
+_UNKNOWN = "This host cannot resolve the name: see DNS, /etc/hosts or, in Kubernetes, the headless Service"
 #: Number of ports to try on rank 0's host, as some may be taken.
 _PORTS = 4
 
@@ -94,12 +95,13 @@ def connect_first(
                     probe.connect(where)
                     poller.register(probe, zmq.POLLOUT)
             patience.check()
-            patience.remind(f"an answer: {nobody}")
+            why = nobody if probes else f"{nobody} {_UNKNOWN}"
+            patience.remind(f"an answer: {why}")
             for ready, _ in poller.poll(int(max(0.0, min(_LOOK_MS, patience.left_s * 1000)))):
                 chosen = ready
                 return ready, probes[ready]
             if patience.left_s <= 0:
-                raise InitError(f"{nobody} (waited {patience.total_s:g} s, HOROVOD_START_TIMEOUT)")
+                raise InitError(f"{why} (waited {patience.total_s:g} s, HOROVOD_START_TIMEOUT)")
     finally:
         for probe in probes:
             if probe is not chosen:

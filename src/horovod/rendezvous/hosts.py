@@ -290,8 +290,9 @@ class _Leader:
         """Wait, on rank 0's host, until the leaders of all other hosts are connected."""
         entries, joined = found.entries, dict[int, str]()
         while len(joined) < len(entries) - 1:
-            absent = [describe(entry) for i, entry in enumerate(entries) if i and i not in joined]
-            self._must_go_on(self._patience.poll(hub), f"{'; '.join(absent)} did not connect to {describe(entries[0])}")
+            absent = "; ".join(describe(entry) for i, entry in enumerate(entries) if i and i not in joined)
+            where = f"{describe(entries[0])} at {', '.join(found.control)} (is a firewall in between?)"
+            self._must_go_on(self._patience.poll(hub), f"{absent} did not connect to {where}")
             while hub.poll(0):
                 sender, *data = hub.recv_multipart()
                 said = unpack(data[-1], Connected)
