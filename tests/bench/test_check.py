@@ -63,6 +63,23 @@ def test_a_cable_that_is_slow_in_one_direction_is_named(cluster: Cluster) -> Non
     assert "to fix: the network between a, b is slow: 0.0" in done.stdout, done.stdout + done.stderr
 
 
+def test_two_hosts_that_cannot_reach_each_other_are_named(cluster: Cluster) -> None:
+    def route(host: str, word: str) -> None:
+        for address in (cluster.machines["c"].ipv4, cluster.machines["c"].ipv6):
+            subprocess.run(cluster.machines[host].command("ip", "route", word, "unreachable", address), check=True)
+
+    route("b", "add")
+    try:
+        words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a,b,c"]
+        done = subprocess.run(cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300)
+    finally:
+        route("b", "del")
+    fixes = [line.partition("to fix: ")[2] for line in done.stdout.splitlines() if "to fix: " in line]
+    assert done.returncode == 1
+    assert [fix.partition(" at ")[0] for fix in fixes] == ["b cannot connect to c", "c cannot connect to b"], done
+    assert "GB/s" not in done.stdout
+
+
 def test_a_host_that_cannot_be_reached_is_named(cluster: Cluster) -> None:
     words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a,closed"]
     done = subprocess.run(cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300)

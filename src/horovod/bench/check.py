@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod import config
 from horovod.bench.control import Agreement
 from horovod.bench.host import versions
 from horovod.bench.network import run_network
+from horovod.rendezvous.interfaces import own_addresses
 from horovod.world import detect
 
 __all__ = ["advice", "main"]
 
 _CLOCK_S, _LATENCY_S, _SLOW_BYTES_S = 1.0, 5e-3, 125e6
+_CONNECT_S = 3.0
 _ROUNDS, _LARGE_BYTES = 3, 16 << 20
 
 
@@ -48,6 +53,33 @@ def advice(
     return found
 
 
+def _unreachable(control: Agreement, names: Sequence[str]) -> list[str]:
+    """Return a sentence for each host to which another one cannot open a connection; called on all ranks. Gloo would
+    wait for minutes, and then name an address.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    interfaces = config.load(os.environ).gloo_iface
+    with socket.create_server(("", 0), family=family, backlog=control.size, dualstack_ipv6=both) as listener:
+        own = own_addresses(interfaces.split(",") if interfaces else ()), listener.getsockname()[1]
+        there = control.gather(own)
+        found = [
+            f"{names[control.rank]} cannot connect to {name} at {', '.join(addresses)}; look for a firewall and at the "
+            f"routes, or name another network with --network-interfaces"
+            for name, (addresses, port) in zip(names, there, strict=True)
+            if not any(_opens(address, port) for address in addresses)
+        ]
+        return [sentence for each in control.gather(found) for sentence in each]
+
+
+def _opens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def _shown(row: Mapping[str, Any]) -> str:
     return f"{row['bytes_s'] / 1e9:.2f} GB/s, {row['latency_s'] * 1e3:.2f} ms for 64 B"
 
@@ -63,17 +95,18 @@ def main() -> int:
     clocks = dict(zip(names, control.gather(time.time()), strict=True))
     installed = dict(zip(names, control.gather(versions()), strict=True))
     rows: list[dict[str, Any]] = []
-    if len(names) > 1:
+    apart = _unreachable(control, names)
+    if len(names) > 1 and not apart:
         rows = run_network(control, lambda *_: None, rounds=_ROUNDS, large=_LARGE_BYTES)
     if control.rank == 0:
         print(f"{len(names)} host{'s' * (len(names) > 1)} reached, with the same khorovod: {', '.join(names)}")
         for row in rows:
             print(f"{row['hosts']}: {_shown(row)}")
-        found = advice(clocks, installed, rows)
+        found = apart + advice(clocks, installed, rows)
         for sentence in found or ["nothing to fix"]:
             print(f"to fix: {sentence}" if found else sentence)
     hvd.shutdown()
-    return 0
+    return 1 if apart else 0
 
 
 if __name__ == "__main__":
