@@ -31,6 +31,8 @@ __all__ = ["ignore_signals", "main", "start_watch", "watch_host"]
 _BEAT_S, _CONNECT_S = 1.0, 60.0
 #: After so long without an answer, the service has ended or cannot be reached; then its ranks end by themselves.
 _LOST_S = 10.0
+#: A longer pause means that this process did not run: Slurm stops those of a suspended job.
+_LONGEST_S = 2.0
 
 
 def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
@@ -64,9 +66,11 @@ class _Watch:
         self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
-        heard_at, beat_at, is_over = time.monotonic(), 0.0, False
-        while not is_over and time.monotonic() - heard_at < _LOST_S:
-            if time.monotonic() >= beat_at:
+        now, silent_s, beat_at, is_over = time.monotonic(), 0.0, 0.0, False
+        while not is_over and silent_s < _LOST_S:
+            before, now = now, time.monotonic()
+            silent_s += min(now - before, _LONGEST_S)
+            if now >= beat_at:
                 self._speak()
                 beat_at = time.monotonic() + _BEAT_S
             for found, _ in self._poller.poll(max(0, int((beat_at - time.monotonic()) * 1000)) + 1):
@@ -76,7 +80,7 @@ class _Watch:
             while self._socket.poll(0):
                 orders = unpack(self._socket.recv(), WatchOrders)
                 if orders is not None:
-                    heard_at, is_over = time.monotonic(), orders.is_over
+                    silent_s, is_over = 0.0, orders.is_over
                     if self._obey(orders):
                         beat_at = 0.0
 
