@@ -180,6 +180,56 @@ def test_several_optimizers_by_hand(tmp_path: Path) -> None:
             np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-9)
 
 
+def _contrastive(folder: str) -> list[Any]:
+    """A loss over the outputs of all ranks, with gradients that a hook changes."""
+    import lightning
+    import torch
+
+    import horovod.torch as hvd
+    from horovod.lightning import HorovodStrategy
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _net(hvd.rank(), False)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            found = self.all_gather(self.net(batch[0]), sync_grads=True)
+            return (found - found.mean()).square().mean()
+
+        def on_after_backward(self) -> None:
+            for parameter in self.parameters():
+                parameter.grad.clamp_(-0.01, 0.01)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.5)
+
+    module = Module()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_data()), BATCH)
+    lightning.Trainer(
+        strategy=HorovodStrategy(), accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
+    ).fit(module, loader)  # fmt: skip
+    return _weights(module.net)
+
+
+def test_hooks_and_losses_over_all_ranks_are_as_in_one_process(tmp_path: Path) -> None:
+    import torch
+
+    inputs, _ = _data()
+    model = _net(0, False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for rows in _rows(0, True).transpose(0, 1):
+        found = model(inputs[rows.flatten()])
+        optimizer.zero_grad()
+        (found - found.mean()).square().mean().backward()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+    for weights in run_ranks(2, _contrastive, str(tmp_path)):
+        for mine, wanted in zip(weights, _weights(model), strict=True):
+            np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
+
+
 def _fabric(passes: int) -> tuple[list[Any], Any]:
     import torch
     from lightning.fabric import Fabric
@@ -190,6 +240,7 @@ def _fabric(passes: int) -> tuple[list[Any], Any]:
     fabric = Fabric(accelerator="cpu", strategy=HorovodFabricStrategy())
     fabric.launch()
     plain = _net(hvd.rank(), False)
+    first = fabric.setup(plain, torch.optim.SGD(plain.parameters(), 0.05))  # of an earlier phase of the script
     model, optimizer = fabric.setup(plain, torch.optim.Adam(plain.parameters(), 0.05))
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_data()), BATCH))
     for _ in range(2):
@@ -202,6 +253,7 @@ def _fabric(passes: int) -> tuple[list[Any], Any]:
                 optimizer.step()
                 optimizer.zero_grad()
     gathered = fabric.all_gather(torch.tensor([fabric.global_rank]))
+    del first
     return _weights(plain), (gathered.tolist(), float(fabric.all_reduce(torch.tensor(fabric.global_rank))))
 
 

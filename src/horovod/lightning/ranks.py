@@ -151,11 +151,16 @@ class Ranks:
         Args:
             tensor: same shape and dtype on every rank.
             group: must be None.
-            sync_grads: whether gradients flow back to the ranks that sent the tensors.
+            sync_grads: whether gradients flow back, summed over ranks, to the ranks that sent the tensors.
         """
         _no_group(group)
         gathered: torch.Tensor = hvd.allgather(tensor.unsqueeze(0), name="lightning.all_gather")
-        return gathered if sync_grads else gathered.detach()
+        if not sync_grads:
+            return gathered.detach()
+        if gathered.requires_grad:
+            # Horovod's allgather averages gradients.
+            gathered.register_hook(lambda gradient: gradient * hvd.size())  # type: ignore[no-untyped-call]
+        return gathered
 
     def _reduce(self, tensor: Any, group: Any, op: Any) -> Any:
         if not isinstance(tensor, torch.Tensor):
@@ -170,8 +175,11 @@ class Ranks:
 
     def _distribute(self, optimizer: Any, names: dict[torch.Tensor, str]) -> Any:
         """Return a distributed optimizer with rank 0's state."""
-        known = [(names[p], p) for group in optimizer.param_groups for p in group["params"] if p in names]
-        strange = sum(len(group["params"]) for group in optimizer.param_groups) > len(known)
+        own = _parameters(optimizer)
+        known = [(names[p], p) for p in own if p in names]
+        strange = len(own) > len(known)
+        # A script may set up the same model again, with another optimizer.
+        self.distributed = [earlier for earlier in self.distributed if set(own).isdisjoint(_parameters(earlier))]
         made = hvd.DistributedOptimizer(optimizer, named_parameters=None if strange else known)
         if not isinstance(made, torch.optim.LBFGS):  # its state is empty so far, or from a checkpoint
             hvd.broadcast_optimizer_state(made, root_rank=0)
@@ -200,6 +208,10 @@ class Ranks:
         if not self._is_blocked:
             for optimizer in self.distributed:
                 optimizer.synchronize()
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _no_group(group: Any) -> None:

@@ -99,12 +99,17 @@ class HorovodStrategy(Ranks, ParallelStrategy):
         with self._blocked(passes_are_known=self.lightning_module.automatic_optimization):
             yield
 
-    def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Combine the gradients of all ranks."""
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute gradients, and combine them over all ranks before ``on_after_backward``."""
+        plugin, module = self.precision_plugin, self.lightning_module
+        closure_loss = plugin.pre_backward(closure_loss, module)
+        plugin.backward(closure_loss, module, optimizer, *args, **kwargs)
         self._after_backward()
+        loss: torch.Tensor = plugin.post_backward(closure_loss, module)
+        return loss
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Step with the gradients that ``post_backward`` has combined."""
+        """Step with the gradients that ``backward`` has combined."""
         with self._combined(optimizer):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
