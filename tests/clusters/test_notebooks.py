@@ -221,7 +221,7 @@ async def _losses(kernel: Kernel) -> None:
     async def ranks(again: str = START) -> list[int]:
         assert not errors(await kernel.run(again))
         assert not errors(await kernel.run(IMPORTS))
-        found: list[int] = await kernel.value('session.pull("os.getpid()")')
+        found: list[int] = await kernel.value("%%hvd\nhvd.allgather_object(os.getpid())")
         return found
 
     # A rank dies in a cell: it is named, the others are ended, the kernel goes on and says how to start again.
@@ -265,6 +265,14 @@ async def _losses(kernel: Kernel) -> None:
     assert "received 0" in errors(await kernel.run("horovod.interactive(np=0)"))
     assert "the session was closed" in errors(await kernel.run("%%hvd\n1"))
     await gone(pids)
+
+    # A session that is restarted is the one of `%%hvd` again, and the only one.
+    pids = await ranks("later = horovod.interactive(np=1)")
+    await kernel.run("session.restart()")
+    await gone(pids)
+    assert await kernel.value("%%hvd\nimport os\nint(os.environ['HOROVOD_SIZE'])") == 2
+    assert "the session was closed" in errors(await kernel.run("later.pull('1')"))
+    await kernel.run("session.close()")
 
     # `horovod.run` in the same kernel, with the stop button.
     job = "import horovod, time, os\ndef job():\n    MARK\n    time.sleep(1000)\nhorovod.run(job, np=2)"

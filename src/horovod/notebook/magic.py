@@ -12,9 +12,6 @@ from horovod.notebook.session import Session
 
 __all__ = ["interactive"]
 
-#: The session that ``%%hvd`` uses.
-_current: list[Session] = []
-
 
 def interactive(
     np: int,
@@ -51,8 +48,8 @@ def interactive(
     """
     if hosts and hostfile:
         raise ValueError("give hosts or hostfile, not both")
-    for earlier in _current:
-        earlier.close()
+    if Session.current is not None:
+        Session.current.close()
     interfaces = interface_names(network_interfaces, "network_interfaces")
     python = executable or sys.executable
     access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
@@ -61,7 +58,6 @@ def interactive(
         session = Session(np, lambda: choose_hosts(hosts or "", hostfile or "", np), python, access, settings)
     except (LaunchError, ValueError) as error:
         raise error.with_traceback(None)  # noqa: B904
-    _current[:] = [session]
     if "IPython" in sys.modules:
         _offer_magic()
     return session
@@ -81,6 +77,7 @@ def _offer_magic() -> None:
         if line.strip():
             raise CellError(f"%%hvd takes no arguments; received {line.strip()!r}")
         # Add a line for the magic itself, so that line numbers match the notebook's.
-        return _current[-1].execute(f"\n{cell}", f"In[{shell.displayhook.prompt_count}]")
+        assert Session.current is not None
+        return Session.current.execute(f"\n{cell}", f"In[{shell.displayhook.prompt_count}]")
 
     shell.register_magic_function(hvd, "cell", "hvd")

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import zmq
@@ -73,6 +73,9 @@ class Session:
         settings: environment variables set by arguments.
     """
 
+    current: ClassVar[Session | None] = None
+    """The one that ``%%hvd`` uses."""
+
     def __init__(self, np: int, chosen: Callable[[], Any], python: str, access: Access, settings: dict[str, str]):
         self.size = np
         self._chosen, self._python, self._access, self._settings = chosen, python, access, settings
@@ -118,6 +121,7 @@ class Session:
         except BaseException:
             self.close()
             raise
+        Session.current = self
 
     @property
     def is_alive(self) -> bool:
@@ -181,8 +185,10 @@ class Session:
         return self._values(self._ask(lambda n: RunCell(n, expression.strip(), "<pull>", True, most)))
 
     def restart(self) -> None:
-        """End the ranks, and start new ones with the same arguments."""
+        """End the ranks, also those of a later session, and start new ones with the same arguments."""
         self.close()
+        if Session.current is not None:
+            Session.current.close()
         self._start()
 
     def close(self) -> None:
