@@ -78,6 +78,32 @@ def test_ranks_run_in_the_workers_and_again(client: Any) -> None:
         assert len({result[4] for result in found} - {os.getpid()}) == size
 
 
+def _train_with_data(rank_without: int, seconds: float, initialized: str) -> int:
+    """One rank finds no data before ``init()``, for which the others wait already, or not yet."""
+    rank = int(os.environ["HOROVOD_RANK"])
+    if rank == rank_without:
+        time.sleep(seconds)
+        raise ValueError("no data")
+    import horovod.numpy as hvd
+
+    while not seconds and not Path(initialized).exists():
+        time.sleep(0.01)
+    hvd.init()
+    return hvd.rank()
+
+
+@pytest.mark.parametrize(("rank", "seconds"), [(0, 1.0), (1, 1.0), (1, 0.0)])
+def test_ranks_wait_in_init_no_longer_than_the_job_lasts(
+    client: Any, tmp_path: Path, rank: int, seconds: float
+) -> None:
+    from horovod.dask import run
+
+    with pytest.raises(ValueError, match="no data"):
+        run(_train_with_data, (rank, seconds, str(tmp_path / "go")), client=client)
+    (tmp_path / "go").touch()
+    assert len(run(_train, (1.0,), client=client)) == 3
+
+
 def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(client: Any) -> None:
     from horovod.dask import run
     from horovod.errors import LaunchError

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from horovod import context
 from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
-from horovod.errors import LaunchError
+from horovod.errors import HorovodInternalError, LaunchError
 from horovod.rendezvous.client import JobStore
+from horovod.rendezvous.waiting import also_check
 
-__all__ = ["RETURNED", "call_guarded", "call_hosted", "hosted_rank", "leave_job", "refuse_second_run"]
+__all__ = ["RETURNED", "call_guarded", "call_hosted", "end_of_call", "hosted_rank", "leave_job", "refuse_second_run"]
 
 RETURNED = "its function has returned"
 """The reason for ranks that still wait for this one."""
+#: Protects the environment of the present job: `leave_job` must not meet the next one.
+_lock = threading.Lock()
 
 
 def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
@@ -52,21 +56,34 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         context.shutdown(RETURNED)
-        for name, text in before.items():
-            if text is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = text
+        with _lock:
+            also_check()
+            for name, text in before.items():
+                if text is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = text
 
 
 async def leave_job(job_id: str) -> None:
-    """Make the rank in this process leave a job, so that its next collective raises an error; from any thread.
+    """Make the rank in this process leave a job: its init() or next collective raises an error; from any thread.
 
     Args:
         job_id: HOROVOD_JOB_ID of the job; a rank of another job stays in it.
     """
-    if os.environ.get(JOB_ID) == job_id:
-        context.shutdown("another rank of its job has failed")
+    with _lock:
+        if os.environ.get(JOB_ID) == job_id:
+            also_check(end_of_call)
+            context.shutdown("another rank of its job has failed")
+
+
+def end_of_call() -> None:
+    """Raise the error of an ``init()`` that waits for ranks which will not come.
+
+    Raises:
+        HorovodInternalError: always.
+    """
+    raise HorovodInternalError("init() ends: another rank's function has failed, or the call was interrupted")
 
 
 def call_hosted(

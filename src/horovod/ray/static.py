@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +20,7 @@ from horovod.ray.worker import BaseHorovodWorker
 
 __all__ = ["StaticAdapter"]
 
-#: Seconds to wait for the failure of the rank that caused the failures of others.
+#: Seconds to wait for the failure of the rank that caused the failures of others; and for the end of their calls.
 _CAUSE_S = 2.0
 
 
@@ -173,8 +174,14 @@ class StaticAdapter:
         if waiting:
             take(ray.wait(list(waiting), num_returns=len(waiting), timeout=_CAUSE_S)[0])
         lost = [rank for rank, error in errors.items() if isinstance(error, LOST)]
-        for worker in self._workers:  # the next call begins with hvd.init() on all ranks
-            worker.reset.remote()
+        for ref in waiting:
+            ray.cancel(ref)  # ends a wait in hvd.init()
+        # The next call begins with hvd.init() on all ranks, and must not meet those that still run this one.
+        reset = [worker.reset.remote() for worker in self._workers]
+        ray.wait(reset, num_returns=len(reset), timeout=_CAUSE_S)
+        for ref in list(waiting):
+            with contextlib.suppress(Exception):  # Ray would print an error that nobody has taken
+                ray.get(ref, timeout=0)
         if lost:
             rank = min(lost)
             self._lost.setdefault(rank, errors[rank])

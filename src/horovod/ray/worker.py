@@ -9,8 +9,9 @@ from typing import Any
 import ray
 
 from horovod import context
-from horovod.bindings.hosted import call_guarded, call_hosted
+from horovod.bindings.hosted import call_guarded, call_hosted, end_of_call
 from horovod.ray import ray_logger
+from horovod.rendezvous.waiting import also_check
 
 __all__ = ["BaseHorovodWorker"]
 
@@ -100,10 +101,12 @@ class BaseHorovodWorker:
             Its result, and True; Ray stores them as two objects, and the second one is small.
         """
         func, args, kwargs = call
+        also_check(_end_if_canceled)
         ray_logger.configure(queue)
         try:
             return call_guarded(func, args, kwargs), True
         finally:
+            also_check()
             ray_logger.configure(None)
 
     def call_executable(self, func: Callable[[Any], Any], queue: Any = None) -> tuple[Any, bool]:
@@ -152,3 +155,10 @@ class BaseHorovodWorker:
     def reset(self) -> None:
         """Leave the job; ``hvd.init()`` may follow."""
         context.shutdown()
+
+
+def _end_if_canceled() -> None:
+    # Ray before 2.53 cannot tell.
+    is_canceled = getattr(ray.get_runtime_context(), "is_canceled", None)
+    if is_canceled is not None and is_canceled():
+        end_of_call()
