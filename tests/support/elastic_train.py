@@ -177,7 +177,7 @@ def kept_things(victim: int, host: bool) -> Any:
         host: whether the optimizer has shards.
     """
     even, alone, twin = hvd.ProcessSet([0, 2, 3]), hvd.ProcessSet([victim]), hvd.ProcessSet([0, 3])
-    hvd.init(process_sets=[even, alone, twin])
+    hvd.init(process_sets=[even, twin])
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 5)
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -189,6 +189,7 @@ def kept_things(victim: int, host: bool) -> Any:
     def train(state: Any) -> None:
         late = hvd.add_process_set([1, hvd.size() - 1])
         if not state.batch:
+            hvd.add_process_set(alone)
             kept["arena"] = hvd.zeros(1000)
             kept["arena"] += hvd.rank()
             for state.batch in range(1, 4):
@@ -212,8 +213,9 @@ def kept_things(victim: int, host: bool) -> Any:
                 hvd.allreduce_async(torch.ones(2), name="x", op=hvd.Sum, process_set=each) for each in (even, twin)
             ]
             seen["even"] = [hvd.synchronize(handle)[0].item() for handle in handles]
+        newest = hvd.add_process_set([0, 1])
         hvd.remove_process_set(twin)
-        seen["after"] = [even.process_set_id, twin.process_set_id]
+        seen["after"] = [even.process_set_id, twin.process_set_id, newest.process_set_id, newest.ranks]
         for name, call in (
             ("alone", lambda: hvd.allreduce(torch.ones(2), process_set=alone)),
             ("handle", lambda: hvd.synchronize(kept["handle"])),

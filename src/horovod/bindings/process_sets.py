@@ -336,6 +336,9 @@ def renew() -> None:
 
 
 def _register(entry: KnownSet) -> None:
+    if not entry.ranks:
+        context.engine().sets.reserve(entry.key)
+        return
     if entry.ranks[-1] >= context.world().size:
         raise ValueError(f"rank {entry.ranks[-1]} of a process set does not exist in a job of {context.world().size}")
     call = Call(Kind.ADD_PROCESS_SET, ranks=tuple(entry.ranks), root=entry.key)

@@ -99,7 +99,7 @@ class SetRegistry:
         Sets without a ``ProcessSet`` object on any rank are dropped. Sets made before the first rendezvous stay,
         because the scripts of new ranks make them, too. ``previous`` has for each rank its rank in the previous
         generation, or -1. ``exchange`` gathers one value from each rank; ``register`` registers a set, with its id, on
-        all ranks.
+        all ranks, and keeps the id of a lost set from new ones.
         """
         self.have_met, knows = True, self._has_adopted and previous[rank] >= 0
         if knows:
@@ -111,8 +111,7 @@ class SetRegistry:
         self._adopt([row for row in seen[0] if row[0] in used or row[2] is not None], knows)
         self._has_adopted = True
         for entry in self.entries:
-            if entry.ranks:
-                register(entry)
+            register(entry)
         self._carried = [entry for entry in self.entries if entry.ranks]
 
     def _renumber(self, numbers: dict[int, int]) -> None:

@@ -73,7 +73,7 @@ class ProcessSetTable:
     def add(self, ranks: Sequence[int], key: int = 0) -> int:
         """Register a set and return its id; ``check`` must have been passed."""
         if key:
-            self._next = max(self._next, key + 1)
+            self.reserve(key)
         elif self._free:
             key = self._free.popleft()
         else:
@@ -82,6 +82,10 @@ class ProcessSetTable:
         self._sets[key] = tuple(sorted(ranks))
         self.version += 1
         return key
+
+    def reserve(self, key: int) -> None:
+        """Never give this id to a set: it was that of a set whose ranks are lost, and programs may contain it."""
+        self._next = max(self._next, key + 1)
 
     def remove(self, process_set: int) -> None:
         """Forget a set; its id becomes free."""
