@@ -16,16 +16,18 @@ import pytest
 
 from horovod.core.membership_events import Slot
 from horovod.errors import LaunchError
-from horovod.launch import supervision, task
+from horovod.launch import host_pool, supervision, task
 from horovod.launch.call import elastic_results_of, pack
 from horovod.launch.elastic import ElasticJob
 from horovod.launch.elastic_assembly import run_on_pool
 from horovod.launch.elastic_options import ElasticOptions
-from horovod.launch.host_pool import Pool, ReadyHost
+from horovod.launch.host_pool import HostPool, Pool, ReadyHost
+from horovod.launch.hosts import HostSlots
 from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.output import NullSink, TextSink
 from horovod.launch.plan import LaunchPlan
+from horovod.launch.ssh import Access
 from horovod.launch.supervision import RankPlace, Supervision
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -251,3 +253,19 @@ def test_processes_that_were_lost_with_their_host_are_not_asked_whether_they_cal
     assert "no rank has called hvd.init() in 0 seconds" in capsys.readouterr().err
     for place in watch.places.values():
         place.job.close()
+
+
+def test_each_problem_of_a_host_is_told_once_after_its_loss_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter(["no route to it", "no route to it", "its host key has changed", "no route to it"])
+
+    def check(host: str, access: Access) -> None:
+        raise LaunchError(next(found))
+
+    monkeypatch.setattr(host_pool, "HostCheck", check)
+    pool = HostPool("here", 1, Access("python"), (1e-9, 1e-9), {})
+    pool.offer({"b": HostSlots("b", 1)})
+    pool.lose("b")
+    for _ in range(4):
+        pool.tend(select.poll())
+    told = ["b: no route to it", "b: its host key has changed"]
+    assert pool.problems == [f"{problem}; it is tried again later" for problem in told]

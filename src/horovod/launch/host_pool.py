@@ -76,6 +76,7 @@ class HostPool(Pool):
         self._newcomers: dict[str, HostCheck] = {}
         self._ready: dict[str, str] = {}  # machine by name of the host
         self._failures: dict[str, int] = {}
+        self._told: set[str] = set()
         self._retry_at: dict[str, float] = {}
         #: Lines for the user about hosts that cannot be used.
         self.problems: list[str] = []
@@ -137,8 +138,9 @@ class HostPool(Pool):
         return ReadyHost(name, check.connection, check.hello.cores)
 
     def _refuse(self, name: str, problems: Sequence[str]) -> None:
-        if name not in self._failures:  # else it was reported before
-            self.problems += [f"{problem}; it is tried again later" for problem in problems]
+        new = [problem for problem in problems if problem not in self._told]
+        self._told.update(new)
+        self.problems += [f"{problem}; it is tried again later" for problem in new]
         self._cool(name)
 
     def due_at(self) -> list[float]:
