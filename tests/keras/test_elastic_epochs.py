@@ -124,7 +124,13 @@ def _refusals() -> list[str]:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
     state, said = hvd.elastic.KerasState(model), []
-    for arguments in ({"x": Batches()}, {"x": np.ones((2, 3)), "y": np.ones((2, 1)), "steps_per_epoch": 1}):
+    x, y = np.ones((2, 3)), np.ones((2, 1))
+    shard = hvd.elastic.shard((x, y), 2)
+    wrong: list[dict[str, Any]] = [
+        {"x": Batches()}, {"x": x, "y": y, "steps_per_epoch": 1},
+        {"x": shard, "y": y}, {"x": shard, "sample_weight": y}, {"x": x, "sample_weight": y},
+    ]  # fmt: skip
+    for arguments in wrong:
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.elastic.run(lambda state, how: hvd.elastic.fit(state, **how))(state, arguments)
         said.append(str(caught.value))
@@ -133,6 +139,7 @@ def _refusals() -> list[str]:
 
 @pytest.mark.slow
 def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves(backend: str) -> None:
-    first, second = run_ranks(1, _refusals, framework=f"keras-{backend}")[0]
+    first, second, *others = run_ranks(1, _refusals, framework=f"keras-{backend}")[0]
     assert "not a Batches" in first
     assert "takes no steps_per_epoch" in second
+    assert ["give shard() a tuple" in other for other in others] == [True] * 3

@@ -89,6 +89,11 @@ class ElasticFit:
                 f"hvd.elastic.fit() takes arrays or a result of hvd.elastic.shard(), not a {type(x).__name__}, whose "
                 "batches cannot be dealt again; call model.fit() inside hvd.elastic.run, with UpdateBatchStateCallback"
             )
+        if (y is not None and isinstance(x, ArrayShard)) or (y is None and sample_weight is not None):
+            raise wrong_argument(
+                "hvd.elastic.fit() takes y if x is arrays, and sample_weight if y is given, too; give shard() a tuple "
+                "(x, y) or (x, y, sample_weight)"
+            )
         if not isinstance(x, ArrayShard):
             parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
             x = self._kit.shard(parts, batch_size, shuffle, seed)
