@@ -18,6 +18,7 @@ from horovod.core.membership_events import (
     Fence,
     Finish,
     Joined,
+    Left,
     Paused,
     Policy,
     Ready,
@@ -133,3 +134,23 @@ def test_processes_of_another_launcher_that_all_fail_before_they_meet_end_the_jo
         decisions = members.handle(Ended(Slot(host, 0), "was killed by SIGKILL"))
     (finish,) = decisions
     assert isinstance(finish, Finish) and "2 processes have failed; the last: slot a:0 was killed" in finish.why
+
+
+def test_ranks_that_shut_down_and_begin_again_wait_for_each_other() -> None:
+    """Else each of them would train alone."""
+    members = started(Policy(3, 1, cool_down_s=None), a=3)
+    for slot in (A0, A1):
+        members.handle(Left(slot))
+        assert members.handle(Ready(slot)) == []
+    members.handle(Left(Slot("a", 2)))
+    assert ranks(do(members, Ready(Slot("a", 2)))) == [A0, A1, Slot("a", 2)]
+
+
+@pytest.mark.parametrize("event", [Ended(B0), Ended(B0, KILLED), Tick(600)])
+def test_a_rank_that_does_not_begin_again_is_not_waited_for_longer(event: Ended | Tick) -> None:
+    members = started(Policy(3, 1, cool_down_s=None, timeout_s=600), a=2, b=1)
+    for slot in (A0, A1, B0):
+        members.handle(Left(slot))
+    assert members.handle(Ready(A0)) == members.handle(Ready(A1)) == members.handle(Tick(1)) == []
+    assert members.handle(Tick(599)) == []
+    assert ranks(do(members, event)) == [A0, A1]

@@ -129,6 +129,7 @@ class Membership:
             if self._is_running() and process.phase is Phase.JOINED:
                 self._decisions.append(Paused(self.generation))
             process.is_done = False
+            process.has_returned |= process.phase is Phase.GONE
             if process.rank is not None:
                 self._is_draining = self._has_trained or any(p.is_done for p in self._processes.values())
             if event.progress < 0:
@@ -194,7 +195,7 @@ class Membership:
         if not self._has_begun and self._phases[Phase.JOINED] and not self._phases[Phase.ASSIGNED]:
             self._has_begun, self._has_ever_begun, self._failure = True, True, ""
             for process in self._in(Phase.JOINED):
-                process.rank = self._ranks[process.slot]
+                process.rank, process.has_returned = self._ranks[process.slot], False
             self._decisions.append(Begin(self.generation))
         if not self._finish and self._is_hopeless():
             self._give_up()
@@ -224,7 +225,7 @@ class Membership:
         if self._phases[Phase.ASSIGNED] or self._phases[Phase.JOINED] or self._are_dying():
             return False
         if self.generation:
-            return len(self._phases[Phase.WAITING]) >= self._policy.minimum
+            return len(self._phases[Phase.WAITING]) >= self._policy.minimum and not self._may_return()
         size = self._policy.size
         if self._policy.is_open:
             size = max(self._policy.minimum, size - self._absent)
@@ -234,6 +235,11 @@ class Membership:
         places = ordered((p for p in self._processes.values() if p.phase not in NOT_ALIVE), self._hosts)
         first = [p.phase for p in places if not self._is_withdrawn(p)][:size]
         return first == [Phase.WAITING] * size
+
+    def _may_return(self) -> bool:
+        """Whether a script that calls ``shutdown()`` and ``init()`` has still to call ``init()`` in a member."""
+        left = any(p.rank is not None and not p.is_dismissed for p in self._in(Phase.GONE))
+        return left and any(p.has_returned for p in self._in(Phase.WAITING))
 
     def _members(self) -> list[Process]:
         """Return the members of the next generation, by rank; dismiss the processes that may not stay."""

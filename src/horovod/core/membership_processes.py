@@ -43,6 +43,7 @@ class Process:
     wants_out: bool = False  # it has asked to leave
     is_done: bool = False  # its training has ended
     is_dismissed: bool = False  # it was told to leave
+    has_returned: bool = False  # it has left its generation by itself, and come to init() again
     fenced_s: float = math.inf  # when the launcher was told to kill it
 
 
