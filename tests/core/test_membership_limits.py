@@ -154,3 +154,14 @@ def test_a_rank_that_does_not_begin_again_is_not_waited_for_longer(event: Ended 
     assert members.handle(Ready(A0)) == members.handle(Ready(A1)) == members.handle(Tick(1)) == []
     assert members.handle(Tick(599)) == []
     assert ranks(do(members, event)) == [A0, A1]
+
+
+def test_too_few_ranks_wait_for_a_lost_host_that_the_user_has_named() -> None:
+    members = started(Policy(3, 3, cool_down_s=(1, 1), timeout_s=60), a=2, b=1)
+    members.handle(Tick(1))
+    assert kinds([*members.handle(Discovered({"a": 2})), *members.handle(Ended(B0, "was lost"))]) == []
+    for slot in (A0, A1):
+        assert members.handle(Ready(slot)) == []
+    assert members.handle(Discovered({"a": 2, "b": 1})) == []
+    assert members.handle(Tick(3)) == [Start(B0)]
+    assert ranks(do(members, Ready(B0))) == [A0, A1, B0]

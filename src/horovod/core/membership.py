@@ -94,7 +94,8 @@ class Membership:
                 if not self._is_dying(fenced):
                     fenced.rank = None
         elif isinstance(event, Discovered):
-            kept = {host: event.hosts[host] for host in self._hosts if host in event.hosts}
+            tries_again = self._policy.cool_down_s and not self._policy.is_discovering  # lost hosts that the user named
+            kept = {host: 0 for host in self._hosts if (tries_again and self._has_ever_begun) or host in event.hosts}
             self._hosts = kept | dict(event.hosts)
         elif isinstance(event, Ended):
             self._take_end(event)
@@ -293,7 +294,8 @@ class Membership:
         policy = self._policy
         if self._is_running() or ((policy.is_discovering or policy.is_open) and not self._is_draining):
             return False
-        if self._phases[Phase.GONE] or self._are_dying():
+        may_return = 0 in self._hosts.values() and not self._is_draining
+        if may_return or self._phases[Phase.GONE] or self._are_dying():
             return False  # they will end: well, so that the job has, or so that others are started there
         missing = (policy.minimum if self._phases[Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
