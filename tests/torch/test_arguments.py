@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -210,14 +211,22 @@ def test_step_hooks_run_once() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_copy_is_a_plain_optimizer() -> None:
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_copy_is_a_plain_optimizer(made: Callable[[Any], Any], op: int) -> None:
     model = net()
-    other = copy.deepcopy(hvd.DistributedOptimizer(sgd(model)))
-    for parameter in other.param_groups[0]["params"]:
-        parameter.grad = torch.ones_like(parameter)
-    other.step()
-    other.zero_grad()
-    assert isinstance(other, torch.optim.SGD)
+    optimizer = hvd.DistributedOptimizer(sgd(model), op=op)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    model, other = made((model, optimizer))
+    assert type(other) is torch.optim.SGD and other.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert len(other.state) == 4
+    again = hvd.DistributedOptimizer(other, model.named_parameters(), op=op)
+    again.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    again.step()
 
 
 @pytest.mark.usefixtures("alone")

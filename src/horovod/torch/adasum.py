@@ -57,7 +57,7 @@ class AdasumMethods(OptimizerMethods):
         """
         if closure is not None:
             args = (closure, *args)
-        if self._settings is None or not self.process_set.included():
+        if not self.process_set.included():
             return self._own_step(*args, **kwargs)
         moved = list(self._trained())
         starts = [parameter.detach().clone(memory_format=torch.contiguous_format) for _, parameter in moved]
@@ -70,7 +70,6 @@ class AdasumMethods(OptimizerMethods):
     step.hooked = True  # type: ignore[attr-defined]
 
     def _combine(self, moved: Named, starts: list[torch.Tensor]) -> None:
-        assert self._settings is not None
         compression = self._settings.compression
         steps = [parameter.detach() - start for (_, parameter), start in zip(moved, starts, strict=True)]
         wires, contexts = compress(compression, steps)

@@ -31,11 +31,10 @@ gradients = TorchGradients()
 class OptimizerMethods:
     """See the module."""
 
-    # Defaults for a copy (copy.deepcopy, pickle): it is a plain optimizer again.
-    _settings: ReduceSettings | None = None
-    _reducer: Reducer | None = None
-    _synchronized = False
-    _should_synchronize = True
+    _settings: ReduceSettings
+    _reducer: Reducer | None
+    _synchronized: bool
+    _should_synchronize: bool
 
     param_groups: list[dict[str, Any]]
     state: Any
@@ -54,6 +53,11 @@ class OptimizerMethods:
         self._parameter_names = {parameter: name for name, parameter in named}
         self._synchronized, self._should_synchronize = False, True
         self._reducer = self._make_reducer(settings)
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle the plain optimizer, which knows no other ranks."""
+        state = self.__getstate__()  # type: ignore[attr-defined]  # torch defines it
+        return object.__new__, (type(self).__bases__[1],), state
 
     def _make_reducer(self, settings: ReduceSettings) -> Reducer | None:
         bucket_bytes, passes = context.config().bucket_bytes, self.backward_passes_per_step
@@ -267,7 +271,6 @@ class OptimizerMethods:
         Returns:
             A handle for ``hvd.synchronize``, and the compressor's context to decompress its result.
         """
-        assert self._settings is not None  # None only in a copy, which is not a distributed optimizer
         (wire,), (context,) = compress(self._settings.compression, [parameter.grad])
         name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
         return begin_allreduce(comm, wire, self._settings, name), context
