@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -42,26 +43,63 @@ def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
     assert [float(tf.reduce_sum(grad)) for grad in twice.gradient(y, [a, b])] == [9.0, rank + 1.0]
 
 
-def _gradients_of_some_ranks(mode: str) -> tuple[str, list[float]]:
-    a, b = tf.Variable(2.0), tf.Variable(3.0)
+def _gradients_of_some_ranks(mode: str, groups: int, which: str) -> tuple[str, list[list[float]]]:
+    a, b = tf.Variable([2.0, 4.0]), tf.Variable([3.0, 5.0])
+    used = {"fewer": ([a, b], [a]), "others": ([a], [b]), "rows": ([a], [b])}[which][hvd.rank()]
 
     def gradients(unconnected: tf.UnconnectedGradients) -> Any:
         with tf.GradientTape() as tape:
-            loss = a * b if hvd.rank() == 0 else a * 1.0
-        return hvd.DistributedGradientTape(tape).gradient(loss, [a, b], unconnected_gradients=unconnected)
+            rows = [tf.gather(one, [1]) if which == "rows" else one for one in used]
+            loss = tf.reduce_prod([tf.reduce_sum(one) for one in rows])
+        tape = hvd.DistributedGradientTape(tape, groups=groups)
+        return tape.gradient(loss, [a, b], unconnected_gradients=unconnected)
 
     run = tf.function(gradients) if mode == "function" else gradients
     with pytest.raises(tf.errors.FailedPreconditionError) as caught:
         run(tf.UnconnectedGradients.NONE)
-    return str(caught.value), [float(grad) for grad in run(tf.UnconnectedGradients.ZERO)]
+    if which == "rows" or groups > 1:  # the second group of one rank is still in flight
+        return str(caught.value), []
+    return str(caught.value), [grad.numpy().tolist() for grad in run(tf.UnconnectedGradients.ZERO)]
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
-def test_gradients_that_only_some_ranks_have_are_told_and_can_be_zeros(mode: str) -> None:
-    for text, zeros in run_ranks(2, _gradients_of_some_ranks, mode, framework="tensorflow"):
-        assert "rank 0: " in text
-        assert "rank 1: " in text
-        assert zeros == [(3.0 + 1.0) / 2, 2.0 / 2]
+@pytest.mark.parametrize(
+    ("groups", "which", "here", "there", "zeros"),
+    [
+        (1, "fewer", "2", "1", [[4.5, 4.5], [3.0, 3.0]]),
+        (2, "fewer", "gradients 0 to 1", "gradients 0 to 0", []),
+        (1, "others", "gradients 0 to 0", "gradients 0 to 1, None for 0", [[0.5, 0.5], [0.5, 0.5]]),
+        (1, "rows", "gradients 0 to 0, sparse for 0", "gradients 0 to 1, None for 0, sparse for 1", []),
+    ],
+)
+def test_gradients_that_only_some_ranks_have_are_told_and_can_be_zeros(
+    mode: str, groups: int, which: str, here: str, there: str, zeros: list[list[float]]
+) -> None:
+    for text, found in run_ranks(2, _gradients_of_some_ranks, mode, groups, which, framework="tensorflow"):
+        assert re.search(f"rank 0: {here}  +all", text)
+        assert re.search(f"rank 1: {there}  +all", text)
+        assert found == zeros
+
+
+def _optimizer_of_version_one(passes: int, op: int) -> str:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        pair = [tf.compat.v1.get_variable(name, initializer=np.ones(2)) for name in "ab"]
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=passes, op=op
+        )
+        step = optimizer.minimize(tf.reduce_sum(pair[hvd.rank()]), var_list=pair)
+        session.run(tf.compat.v1.global_variables_initializer())
+        with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+            for _ in range(passes):
+                session.run(step)
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(("passes", "op"), [(1, 0), (2, 0), (1, 2)], ids=["one pass", "two passes", "Adasum"])
+def test_optimizers_of_version_one_do_not_mix_gradients_of_different_variables(passes: int, op: int) -> None:
+    for text in run_ranks(2, _optimizer_of_version_one, passes, op, framework="tensorflow"):
+        assert "rank 0: gradients 0 to 0  " in text
+        assert "rank 1: gradients 0 to 1, None for 0  " in text
 
 
 @on_ranks(2, framework="tensorflow")

@@ -11,12 +11,13 @@ import tensorflow as tf
 from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.reductions import Reduction
 from horovod.tensorflow import ops as hvd
-from horovod.tensorflow.collectives import members_of
+from horovod.tensorflow.collectives import members_of, speaks_tensorflow
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.failures import typed_errors
 from horovod.tensorflow.held import array_of, changes_all, hold, put
-from horovod.tensorflow.reducing import together
+from horovod.tensorflow.reducing import described, together
 from horovod.tensorflow.runtime import comm
 
 __all__ = ["backend"]
@@ -43,23 +44,18 @@ class _TensorFlow(Backend):
                 found[index] = tf.convert_to_tensor(found[index])
         # Reduce dense and sparse gradients as one operation each; sparse ones are scaled after the reduction.
         sparse = [index for index in there if isinstance(found[index], tf.IndexedSlices)]
-        self._reduce(found, [index for index in there if index not in sparse], order.name, order, True)
-        self._reduce(found, sparse, f"{order.name}.sparse", order, False)
+        parts = described(found)
+        self._reduce(found, [index for index in there if index not in sparse], order.name, order, parts, True)
+        self._reduce(found, sparse, f"{order.name}.sparse", order, parts, False)
         return found
 
-    def _reduce(self, found: list[Any], which: Sequence[int], name: str, order: Order, dense: bool) -> None:
+    @speaks_tensorflow
+    def _reduce(self, found: list[Any], which: Sequence[int], name: str, order: Order, parts: str, dense: bool) -> None:
         if not which:
             return
-        reduced = hvd.grouped_allreduce(
-            [found[index] for index in which],
-            compression=order.compression,
-            op=order.op,
-            prescale_factor=order.prescale if dense else 1.0,
-            postscale_factor=order.postscale if dense else 1.0,
-            process_set=order.process_set,
-            name=name,
-            ignore_name_scope=True,
-        )
+        factors = (order.prescale, order.postscale) if dense else (1.0, 1.0)
+        how = Reduction(order.op, *factors, order.process_set)
+        reduced = hvd.combined([found[index] for index in which], how, order.compression, name, True, parts)
         for index, gradient in zip(which, reduced, strict=True):
             found[index] = gradient if dense else self.scale(gradient, order.prescale * order.postscale)
 

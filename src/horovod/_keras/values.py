@@ -74,7 +74,7 @@ class Values:
         """
         return self._backend.broadcast(self._tensor(value), root_rank, name, process_set)
 
-    @explained_like(Collectives.reducescatter, value=_VALUE)
+    @explained_like(Collectives.reducescatter, value=_VALUE.removeprefix("a number, "))
     def reducescatter(
         self,
         value: Any,

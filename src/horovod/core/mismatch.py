@@ -105,7 +105,8 @@ def _report(
             ". Most likely a rank has left out one of these calls, by a condition that only some ranks meet, such as "
             "`if hvd.rank() == 0:`, or by a loop with fewer rounds; if only their order differs, give them a name=."
         )
-        lines.append(matched + (left_out if noun == "operations" else "; give them a name=."))
+        named = "." if first.kind in _SETS else "; give them a name=."
+        lines.append(matched + (left_out if noun == "operations" else named))
     width = max(len(str(value)) for value in values)
     for rank, request, value in zip(members, requests, values, strict=True):
         lines.append(f"  rank {rank}: {value!s:<{width}}  {request.kind.name.lower()} at {request.site}")

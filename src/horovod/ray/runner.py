@@ -156,6 +156,7 @@ class RayExecutor:
         Raises:
             LaunchError: an actor is lost (the message names rank, actor, node); or an elastic job could not continue.
             Exception: as ``fn`` raised it on the first rank that failed on its own.
+            RuntimeError: ``start`` was not called.
 
         Blocks until all ranks have returned.
         """
@@ -175,6 +176,7 @@ class RayExecutor:
 
         Raises:
             NotImplementedError: the job is elastic.
+            RuntimeError: ``start`` was not called.
         """
         self._refuse_elastic("run_remote")
         found: list[Any] = self._started().run_remote(fn, args or (), kwargs or {})
@@ -188,7 +190,7 @@ class RayExecutor:
             callbacks: as for ``run``.
 
         Raises:
-            LaunchError: as for ``run``.
+            LaunchError, RuntimeError: as for ``run``.
             Exception: as ``fn`` raised it.
         """
         with ray_logger.relayed(callbacks or ()) as queue:
@@ -203,7 +205,7 @@ class RayExecutor:
 
         Raises:
             NotImplementedError: the job is elastic.
-            LaunchError: as for ``run``.
+            LaunchError, RuntimeError: as for ``run``.
             Exception: as ``fn`` raised it.
         """
         self._refuse_elastic("execute_single")

@@ -18,6 +18,7 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.reductions import Reduction, check_factors
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind
+from horovod.engine.calls import call
 from horovod.errors import RequestError
 from horovod.tensorflow.failures import translated
 from horovod.tensorflow.nodes import is_recorded, node, refuse_parallel, unique_name, user_site
@@ -35,6 +36,7 @@ __all__ = [
     "query",
     "reducescatter",
     "speaks_tensorflow",
+    "start_allreduce",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,7 +48,7 @@ def speaks_tensorflow(function: _F) -> _F:
     """Make a function raise errors that are both ours and TensorFlow's."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def speaking(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (ValueError, RuntimeError) as error:
@@ -55,7 +57,7 @@ def speaks_tensorflow(function: _F) -> _F:
                 raise
             raise other from None
 
-    return call  # type: ignore[return-value]
+    return speaking  # type: ignore[return-value]
 
 
 def _settings(how: Reduction) -> dict[str, Any]:
@@ -99,25 +101,32 @@ def _op_type(name: str, tensors: Sequence[Any]) -> str:
 
 
 def allreduce(
-    tensors: Sequence[Any], how: Reduction, name: str | None = None, ignore_name_scope: bool = False
+    tensors: Sequence[Any], how: Reduction, name: str | None = None, ignore_name_scope: bool = False, parts: str = ""
 ) -> list[Any]:
-    """Combine tensors over all ranks as one operation."""
+    """Combine tensors over all ranks as one operation; ranks compare ``parts``, which says what the tensors are."""
     if _is_plain(tensors):
-        return list(comm.grouped_allreduce(tensors, name=name, **how.keywords))
+        return list(comm._run(call(Kind.ALLREDUCE, name, parts=parts, **_settings(how)), tensors))
     outputs = _node(
-        _op_type("Allreduce", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, **_settings(how)
-    )
+        _op_type("Allreduce", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, parts=parts,
+        **_settings(how),
+    )  # fmt: skip
     return [_shaped(output, tensor.shape) for output, tensor in zip(outputs, tensors, strict=True)]
 
 
+def start_allreduce(tensors: Sequence[Any], how: Reduction, name: str, parts: str) -> int:
+    """Start an eager ``allreduce``, and return its handle."""
+    return comm._start(call(Kind.ALLREDUCE, name, parts=parts, **_settings(how)), tensors, many=True)
+
+
 def allgather(
-    tensors: Sequence[Any], process_set: ProcessSet, name: str | None = None, ignore_name_scope: bool = False
-) -> list[Any]:
-    """Concatenate every rank's tensors along the first dimension as one operation."""
+    tensors: Sequence[Any], process_set: ProcessSet, name: str | None = None, ignore_name_scope: bool = False,
+    parts: str = "",
+) -> list[Any]:  # fmt: skip
+    """Concatenate every rank's tensors along the first dimension as one operation; ``parts`` as in ``allreduce``."""
     if _is_plain(tensors):
-        return list(comm.grouped_allgather(tensors, name, process_set))
+        return list(comm._run(call(Kind.ALLGATHER, name, id_of(process_set), parts=parts), tensors))
     outputs = _node(
-        _op_type("Allgather", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope,
+        _op_type("Allgather", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, parts=parts,
         process_set=id_of(process_set),
     )  # fmt: skip
     return [_rows_unknown(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]

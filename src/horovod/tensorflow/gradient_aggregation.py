@@ -113,10 +113,12 @@ class LocalGradientAggregationHelperEager:
 
     def _communicate(self, present: Sequence[int], variables: Sequence[Any]) -> list[Any]:
         totals = [self._sums[key_of(variables[index])] for index in present]
-        sums = [total.read_value() for total in totals]
-        if self.average_aggregated_gradients:
-            sums = [divided(total, self.backward_passes_per_step) for total in sums]
-        reduced = self._reduce(sums, [variables[index] for index in present])
+        sums: list[Any] = [None] * len(variables)
+        for index, total in zip(present, totals, strict=True):
+            found = total.read_value()
+            sums[index] = divided(found, self.backward_passes_per_step) if self.average_aggregated_gradients else found
+        results = self._reduce(sums, variables)
+        sums, reduced = [sums[index] for index in present], [results[index] for index in present]
         with tf.control_dependencies(_operations([*sums, *reduced])):
             cleared = [total.assign(tf.zeros_like(total)) for total in totals]
             cleared.append(self.counter.assign(0))

@@ -104,7 +104,7 @@ class _Node:
         if self.kind is Kind.JOIN:
             return Call(self.kind, "join")
         r = self.request
-        return call(self.kind, r.name, r.process_set, r.op, r.prescale, r.postscale, r.root, splits)
+        return call(self.kind, r.name, r.process_set, r.op, r.prescale, r.postscale, r.root, splits, parts=r.parts)
 
 
 class _Finisher:

@@ -73,6 +73,7 @@ def allreduce(
             ``tf.errors.FailedPreconditionError``, too.
         PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it. A
             ``tf.errors.UnknownError``, too.
+        ValueError: an argument of this rank is invalid.
         NotInitializedError: ``init()`` was not called.
         NotImplementedError: IndexedSlices with an ``op`` other than Sum and Average, or with a factor.
 
@@ -106,18 +107,25 @@ def grouped_allreduce(
     if not tensors:
         return list(tensors)
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    return combined(tensors, how, compression, name, ignore_name_scope)
+
+
+def combined(
+    tensors: Sequence[Any], how: Reduction, compression: type[Compressor], name: str | None, ignore_name_scope: bool,
+    parts: str = "",
+) -> list[Any]:  # fmt: skip
+    """Combine dense tensors and IndexedSlices; ranks compare ``parts``, which says what the tensors are."""
     sparse = [index for index, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [index for index in range(len(tensors)) if index not in sparse]
     results: list[Any] = [None] * len(tensors)
     if sparse:
         key = f"{name}.sparse" if name and dense else name
-        for index, result in zip(
-            sparse, allreduce_slices([tensors[i] for i in sparse], how, key, ignore_name_scope), strict=True
-        ):
+        gathered = allreduce_slices([tensors[i] for i in sparse], how, key, ignore_name_scope, parts)
+        for index, result in zip(sparse, gathered, strict=True):
             results[index] = result
     if dense:
         wires, contexts = compress(compression, _tensors([tensors[i] for i in dense]))
-        reduced = collectives.allreduce(wires, how, name, ignore_name_scope)
+        reduced = collectives.allreduce(wires, how, name, ignore_name_scope, parts)
         for index, result in zip(dense, decompress(compression, reduced, contexts), strict=True):
             results[index] = result
     return results
@@ -186,7 +194,7 @@ def broadcast_(
 
     Args:
         variables: same shapes and dtypes, in the same order, on every rank.
-        root_rank: the *global* rank of the sender.
+        root_rank: global rank of the sender.
         name: key of the match; each variable's number is appended.
         process_set: ranks that take part; this rank must be one of them.
 
@@ -195,7 +203,7 @@ def broadcast_(
 
     Raises:
         ValueError: an element of ``variables`` is not a variable.
-        MismatchError: shapes, dtypes or roots disagree.
+        MismatchError: shapes, dtypes or roots disagree; on every rank.
         PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
 
     Blocks until the data has arrived; in a graph, delays only operations that need the result.
@@ -251,7 +259,7 @@ def reducescatter(
 
     Blocks until all ranks called; in a graph, delays only operations that need the result.
     """
-    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    how = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     return _reducescatter([tensor], compression, how, name, ignore_name_scope)[0]
 
 
@@ -274,7 +282,7 @@ def grouped_reducescatter(
     """
     if not tensors:
         return list(tensors)
-    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    how = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     return _reducescatter(tensors, compression, how, name, ignore_name_scope)
 
 

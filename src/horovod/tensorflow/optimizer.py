@@ -11,6 +11,7 @@ import tensorflow as tf
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.gradients.parameters import groups_argument, predivided
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -78,17 +79,22 @@ class _AdasumWrapper(_Wrapper):
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Step locally, and move the variables by the combined step."""
         pairs = list(grads_and_vars)
-        variables = [variable for grad, variable in pairs if grad is not None]
+        variables = [variable for _, variable in pairs]
 
         def take_step() -> Any:
-            before = [tf.identity(variable) for variable in variables]
+            before = [None if grad is None else tf.identity(variable) for grad, variable in pairs]
             with tf.control_dependencies(_if_graph(before)):
                 step = self._optimizer.apply_gradients(pairs, *args, **kwargs)
             with tf.control_dependencies(_if_graph([step])):
-                moved = [variable.read_value() - start for variable, start in zip(variables, before, strict=True)]
+                moved = [
+                    None if start is None else variable.read_value() - start
+                    for variable, start in zip(variables, before, strict=True)
+                ]
             reduced = reduce_gradients(self._settings, moved, variables)
             assigned = [
-                variable.assign(start + move) for variable, start, move in zip(variables, before, reduced, strict=True)
+                variable.assign(start + move)
+                for variable, start, move in zip(variables, before, reduced, strict=True)
+                if start is not None
             ]
             return tf.group(*assigned)
 
@@ -133,7 +139,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: arguments are incompatible, or the optimizer is of an unknown kind.
     """
-    op = ReduceOp(op)
+    op = resolve_op(op, None)
     if op is ReduceOp.ADASUM and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     groups = groups_argument(num_groups, groups)

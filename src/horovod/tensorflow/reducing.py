@@ -26,7 +26,7 @@ from horovod.tensorflow.nodes import is_recorded
 from horovod.tensorflow.runtime import comm
 from horovod.tensorflow.sparse import allreduce_slices, densified
 
-__all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_gradients", "together"]
+__all__ = ["GradientSettings", "described", "divided", "key_of", "make_reducer", "reduce_gradients", "together"]
 
 
 def key_of(variable: Any) -> int:
@@ -66,19 +66,29 @@ def reduce_gradients(
             results[index] = densified(results[index])
     if settings.process_set.size() == 1 and not context.is_elastic():
         return results
+    parts = described(results)
     sparse = [index for index in present if isinstance(results[index], tf.IndexedSlices)]
     dense = [index for index in present if not isinstance(results[index], tf.IndexedSlices)]
     contexts: dict[int, Any] = {}
     for index in dense:
         results[index], contexts[index] = settings.compression.compress(tf.convert_to_tensor(results[index]))
     buckets = _plan(settings, dense, results, variables)
-    for bucket, reduced in zip(buckets, _reduce_all(settings, buckets, results), strict=True):
+    for bucket, reduced in zip(buckets, _reduce_all(settings, buckets, results, parts), strict=True):
         for index, tensor in zip(bucket, reduced, strict=True):
             results[index] = settings.compression.decompress(tensor, contexts[index])
-    for index in sparse:
-        name = f"{settings.name}.sparse.{index}"
-        results[index] = allreduce_slices([results[index]], settings, name, False)[0]
+    for number, index in enumerate(sparse):
+        name = f"{settings.name}.sparse.{number}"
+        results[index] = allreduce_slices([results[index]], settings, name, False, parts)[0]
     return together(results)
+
+
+def described(gradients: Sequence[Any]) -> str:
+    """Say which gradients there are, and which are sparse, so that ranks do not mix those of different variables."""
+    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    last = max(present, default=-1)
+    missing = ", ".join(str(index) for index in sorted(set(range(last)).difference(present)))
+    sparse = ", ".join(str(index) for index in present if isinstance(gradients[index], tf.IndexedSlices))
+    return f"gradients 0 to {last}{missing and f', None for {missing}'}{sparse and f', sparse for {sparse}'}"
 
 
 def together(gradients: Sequence[Any]) -> list[Any]:
@@ -93,15 +103,18 @@ def together(gradients: Sequence[Any]) -> list[Any]:
         return [None if gradient is None else tf.identity(gradient) for gradient in gradients]
 
 
-def _reduce_all(settings: GradientSettings, buckets: list[list[int]], tensors: Sequence[Any]) -> Iterable[list[Any]]:
-    names = [f"{settings.name}.{number}of{len(buckets)}" for number in range(len(buckets))]
+def _reduce_all(
+    settings: GradientSettings, buckets: list[list[int]], tensors: Sequence[Any], parts: str
+) -> Iterable[list[Any]]:
+    # Ranks with different gradients have different numbers of buckets, but all have the first one.
+    names = [f"{settings.name}.{number}" for number in range(len(buckets))]
     if not tf.executing_eagerly() or is_recorded([tensors[index] for bucket in buckets for index in bucket]):
         return [
-            collectives.allreduce([tensors[index] for index in bucket], settings, name)
+            collectives.allreduce([tensors[index] for index in bucket], settings, name, parts=parts)
             for name, bucket in zip(names, buckets, strict=True)
         ]
     handles = [
-        comm.grouped_allreduce_async([tensors[index] for index in bucket], name=name, **settings.keywords)
+        collectives.start_allreduce([tensors[index] for index in bucket], settings, name, parts)
         for name, bucket in zip(names, buckets, strict=True)
     ]
     return [comm.synchronize(handle) for handle in handles]

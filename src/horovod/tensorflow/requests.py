@@ -35,6 +35,7 @@ class GraphRequest(msgspec.Struct, frozen=True):
     postscale: float = 1.0  # factor applied after the operation
     root: int = 0  # global rank of a broadcast's root
     process_set: int = 0
+    parts: str = ""  # what the tensors are, to compare between ranks; empty if that is not known
     even: bool = True  # whether an alltoall splits evenly and ignores its splits input
     site: Site = Site()  # the user's line that created the node
 

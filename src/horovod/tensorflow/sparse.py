@@ -20,9 +20,9 @@ def densified(tensor: Any) -> Any:
 
 
 def allreduce_slices(
-    slices: Sequence[tf.IndexedSlices], how: Reduction, name: str | None, ignore_name_scope: bool
+    slices: Sequence[tf.IndexedSlices], how: Reduction, name: str | None, ignore_name_scope: bool, parts: str = ""
 ) -> list[tf.IndexedSlices]:
-    """Gather the rows of all ranks, as one process would have them for the whole batch.
+    """Gather the rows of all ranks, as one process would have them for the whole batch; ``parts`` as in ``allreduce``.
 
     Raises:
         NotImplementedError: ``how`` has another operation, or a factor; or it averages integers.
@@ -42,7 +42,7 @@ def allreduce_slices(
             "tf.convert_to_tensor() first"
         )
     flat = [part for one in slices for part in (one.values, one.indices)]
-    gathered = collectives.allgather(flat, how.process_set, name, ignore_name_scope)
+    gathered = collectives.allgather(flat, how.process_set, name, ignore_name_scope, parts)
     members = collectives.members_of(how.process_set)
     found = []
     for one, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True):

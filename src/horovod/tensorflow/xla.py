@@ -153,8 +153,9 @@ def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
         targets = [over(places[i], shape, kinds[i]) for i, shape in enumerate(call.outputs)]
         kind, request, engine = OP_TYPES[call.op_type], call.request, context.engine()
         what = calls.call(
-            kind, request.name, request.process_set, request.op, request.prescale, request.postscale, request.root
-        )
+            kind, request.name, request.process_set, request.op, request.prescale, request.postscale, request.root,
+            parts=request.parts,
+        )  # fmt: skip
         as_user(lambda: engine.run(what, _Outputs(targets), sources))
     except BaseException as error:
         remember(error)

@@ -170,7 +170,7 @@ def reducescatter(
     """
     if compression is Compression.none and not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.reducescatter(
-            tensor, name, ReduceOp(op), process_set, prescale_factor, postscale_factor
+            tensor, name, resolve_op(op, None), process_set, prescale_factor, postscale_factor
         )
         return plain
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
@@ -190,7 +190,7 @@ def grouped_reducescatter(
     Returns:
         This rank's rows of each, in the order of ``tensors``.
     """
-    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    how = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
