@@ -39,13 +39,11 @@ def test_a_deal_gives_every_sample_to_one_rank_in_equal_shares(left: int, size: 
 def test_lists_make_equally_many_batches_on_every_rank(left: int, size: int, batch_size: int) -> None:
     lists = [deal_list(left, rank, size, batch_size).tolist() for rank in range(size)]
     assert len({math.ceil(len(own) / max(batch_size, 1)) for own in lists}) == 1
-    assert len({len(own) // max(batch_size, 1) for own in lists}) == 1, "with drop_last, too"
     lengths = {len(own) for own in lists}
     assert max(lengths) - min(lengths) <= (batch_size > 0)
     everything = list(itertools.chain(*lists))
     assert set(everything) == set(range(left))
-    share = left // size
-    is_uneven = left % size and (not batch_size or share % batch_size == 0 or (share + 1) % batch_size == 0)
+    is_uneven = left % size and (not batch_size or left // size % batch_size == 0)
     assert len(everything) - left == (size - left % size if is_uneven and left else 0)
     # After k batches of each rank the samples that were taken are the first ones.
     taken = [sample for own in lists for sample in own[: batch_size or 1]]

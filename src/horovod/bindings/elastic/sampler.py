@@ -64,8 +64,8 @@ class Deal(NamedTuple):
 def deal_list(left: int, rank: int, size: int, batch_size: int = 0) -> Positions:
     """Return the positions of all samples of one rank, for callers that split them into equal batches themselves.
 
-    Every rank gets the same number of batches, also if batches that are not full are dropped. If needed, the first
-    samples are repeated at the end, fewer than there are ranks.
+    Every rank gets the same number of batches. If needed, the first samples are repeated at the end, fewer than there
+    are ranks.
 
     Args:
         left: number of remaining samples.
@@ -74,7 +74,7 @@ def deal_list(left: int, rank: int, size: int, batch_size: int = 0) -> Positions
         batch_size: samples of one rank in a step; 0 if unknown: then all ranks get the same number of samples.
     """
     share, rest = divmod(left, size)
-    needs_more = rest > 0 and (share % (batch_size or 1) == 0 or (share + 1) % (batch_size or 1) == 0)
+    needs_more = rest > 0 and share % (batch_size or 1) == 0
     total = (share + 1) * size if needs_more else left
     return np.arange(rank, total, size) % max(left, 1)
 

@@ -18,8 +18,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """Deals each sample of a data set once per epoch to the ranks, even if ranks are lost or join.
 
     Make it an attribute of the state. Call ``record_batch`` after each batch and ``set_epoch`` after each epoch. Every
-    rank gets the same number of batches, also with ``drop_last``. If needed, fewer samples than there are ranks are
-    repeated at the end of the epoch; this is rare once the first ``record_batch`` has told a batch size that is large.
+    rank gets the same number of batches. If needed, fewer samples than there are ranks are repeated at the end of the
+    epoch; this is rare once the batch size is known from the first ``record_batch``.
 
     Args:
         dataset: data set; only its length is used.
