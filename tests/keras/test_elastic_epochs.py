@@ -128,6 +128,7 @@ def _refusals() -> list[str]:
     shard = hvd.elastic.shard((x, y), 2)
     wrong: list[dict[str, Any]] = [
         {"x": Batches()}, {"x": x, "y": y, "steps_per_epoch": 1},
+        {"x": x, "y": y, "class_weight": {0: 1.0}},
         {"x": shard, "y": y}, {"x": shard, "sample_weight": y}, {"x": x, "sample_weight": y},
     ]  # fmt: skip
     for arguments in wrong:
@@ -139,7 +140,8 @@ def _refusals() -> list[str]:
 
 @pytest.mark.slow
 def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves(backend: str) -> None:
-    first, second, *others = run_ranks(1, _refusals, framework=f"keras-{backend}")[0]
+    first, second, third, *others = run_ranks(1, _refusals, framework=f"keras-{backend}")[0]
     assert "not a Batches" in first
     assert "takes no steps_per_epoch" in second
+    assert "takes no class_weight: give sample_weight" in third
     assert ["give shard() a tuple" in other for other in others] == [True] * 3

@@ -70,16 +70,21 @@ def test_every_number_is_there_with_type_unit_and_labels() -> None:
 
 
 def test_the_file_is_replaced_as_a_whole_and_files_of_lost_ranks_go(tmp_path: Path) -> None:
-    for other in ("job.1.prom", "job.2.prom", "job.11.prom", "job.x.prom", "other.7.prom"):
+    for other in ("job[a].1.prom", "job[a].2.prom", "job[a].11.prom", "job[a].x.prom", "other.7.prom"):
         (tmp_path / other).write_text("of a larger job")
-    texts, name = iter(["first", "last"]), str(tmp_path / "job.prom")
+    texts, name = iter(["first", "last"]), str(tmp_path / "job[a].prom")
     export = MetricsExport(Config(metrics_filename=name, metrics_interval_s=9999), 0, 0, 2, lambda: next(texts))
     path = file_of(name, 0)
     with open(path) as reader:
         export.close()
         assert (reader.read(), path.read_text()) == ("first", "last")
     export.close()
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["job.0.prom", "job.1.prom", "job.x.prom", "other.7.prom"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "job[a].0.prom",
+        "job[a].1.prom",
+        "job[a].x.prom",
+        "other.7.prom",
+    ]
     with pytest.raises(InitError, match=r"HOROVOD_METRICS_FILENAME: cannot write /proc/none/job\.0\.prom"):
         MetricsExport(Config(metrics_filename="/proc/none/job.prom"), 0, 0, 1, str)
 

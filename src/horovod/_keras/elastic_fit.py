@@ -27,6 +27,14 @@ from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["ElasticFit", "FitKit"]
 
+#: Arguments of Keras' ``fit`` that are refused, and the reason or the way out.
+_REFUSED = {
+    "class_weight": "give sample_weight, with one number for each sample",
+    "initial_epoch": "it begins at state.epoch",
+    "steps_per_epoch": "an epoch ends when all samples were used",
+    "validation_split": "give validation_data",
+}
+
 
 @dataclass(frozen=True)
 class FitKit:
@@ -79,11 +87,8 @@ class ElasticFit:
         Raises:
             RequestError: an argument is invalid.
         """
-        if refused := sorted({"initial_epoch", "steps_per_epoch", "validation_split", "class_weight"} & kwargs.keys()):
-            raise wrong_argument(
-                f"hvd.elastic.fit() takes no {refused[0]}: an epoch begins at state.epoch, and ends when all samples "
-                "were used"
-            )
+        for name in sorted(_REFUSED.keys() & kwargs):
+            raise wrong_argument(f"hvd.elastic.fit() takes no {name}: {_REFUSED[name]}")
         if hasattr(x, "on_epoch_end"):  # a PyDataset, or Sequence of tf_keras
             raise wrong_argument(
                 f"hvd.elastic.fit() takes arrays or a result of hvd.elastic.shard(), not a {type(x).__name__}, whose "

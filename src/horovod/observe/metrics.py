@@ -6,6 +6,7 @@ Source: OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/.
 from __future__ import annotations
 
 import contextlib
+import glob
 import http.server
 import socket
 import socketserver
@@ -102,7 +103,7 @@ def file_of(name: str, rank: int) -> Path:
 
 def _forget_lost(path: Path, size: int) -> None:
     """Remove files of ranks that the job does not have, or not any more: a collector would show them for ever."""
-    for other in path.parent.glob(f"{path.stem}.*{path.suffix}"):
+    for other in path.parent.glob(f"{glob.escape(path.stem)}.*{glob.escape(path.suffix)}"):
         number = other.name[len(path.stem) + 1 : len(other.name) - len(path.suffix)]
         if number.isdigit() and int(number) >= size:
             other.unlink(missing_ok=True)
