@@ -211,6 +211,8 @@ def test_handlers_go_by_type_and_users_may_add_some(job: Job) -> None:
     finally:
         hvd.elastic.set_handler_registry(before)
     assert sorted(state._handlers) == ["model", "names", "optimizer", "sampler"]
+    assert state.digest() == "", "the names are sent after each change, as in Horovod"
+    assert hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=1).digest()
     state.names.append("b")
     state.restore()
     assert state.names == ["a"]

@@ -20,6 +20,7 @@ __all__ = [
     "SamplerStateHandler",
     "StateHandler",
     "get_handler_registry",
+    "is_compared",
     "set_handler_registry",
 ]
 
@@ -187,6 +188,12 @@ class SamplerStateHandler(StateHandler):
 
     def load(self, state: Any) -> None:
         self.value.load_state_dict(state)
+
+
+def is_compared(handler: StateHandler) -> bool:
+    """Whether a handler says what is equal on all ranks, which those of Horovod's scripts cannot."""
+    kind = type(handler)
+    return kind.tensors is not StateHandler.tensors or kind.numbers is not StateHandler.numbers
 
 
 Registry = Sequence[tuple[type, Any]]

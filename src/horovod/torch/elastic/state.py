@@ -19,6 +19,7 @@ from horovod.torch.elastic.handlers import (
     SamplerStateHandler,
     StateHandler,
     get_handler_registry,
+    is_compared,
     set_handler_registry,
 )
 from horovod.torch.elastic.sampler import ElasticSampler
@@ -115,12 +116,17 @@ class TorchState(ObjectState):
                 value.reset()
 
     def digest(self) -> str:
-        """Return a hash of parameters, optimizer states and options, samplers and plain attributes."""
+        """Return a hash of parameters, optimizer states and options, samplers and plain attributes.
+
+        It is empty if a user's handler does not say what is equal on all ranks.
+        """
+        self._capture.forget()
+        if not all(is_compared(handler) for handler in self._handlers.values()):
+            return ""
         tensors = [tensor for handler in self._handlers.values() for tensor in handler.tensors()]
         hashed = hashlib.blake2b(super().digest().encode(), digest_size=16)
         hashed.update(np.array(_sums(tensors), np.int64).tobytes())
         hashed.update(repr([handler.numbers() for handler in self._handlers.values()]).encode())
-        self._capture.forget()
         return hashed.hexdigest()
 
     def capture(self) -> None:
