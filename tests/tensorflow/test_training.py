@@ -67,9 +67,15 @@ def _gradients_of_some_ranks(mode: str, groups: int, which: str) -> tuple[str, l
     ("groups", "which", "here", "there", "zeros"),
     [
         (1, "fewer", "2", "1", [[4.5, 4.5], [3.0, 3.0]]),
-        (2, "fewer", "gradients 0 to 1", "gradients 0 to 0", []),
-        (1, "others", "gradients 0 to 0", "gradients 0 to 1, None for 0", [[0.5, 0.5], [0.5, 0.5]]),
-        (1, "rows", "gradients 0 to 0, sparse for 0", "gradients 0 to 1, None for 0, sparse for 1", []),
+        (2, "fewer", "gradients of variables 0 to 1", "gradients of variable 0", []),
+        (1, "others", "gradients of variable 0", "gradients of variables 0 to 1 without 0", [[0.5, 0.5], [0.5, 0.5]]),
+        (
+            1,
+            "rows",
+            "gradients of variable 0, sparse ones of 0",
+            "gradients of variables 0 to 1 without 0, sparse ones of 1",
+            [],
+        ),
     ],
 )
 def test_gradients_that_only_some_ranks_have_are_told_and_can_be_zeros(
@@ -98,8 +104,8 @@ def _optimizer_of_version_one(passes: int, op: int) -> str:
 @pytest.mark.parametrize(("passes", "op"), [(1, 0), (2, 0), (1, 2)], ids=["one pass", "two passes", "Adasum"])
 def test_optimizers_of_version_one_do_not_mix_gradients_of_different_variables(passes: int, op: int) -> None:
     for text in run_ranks(2, _optimizer_of_version_one, passes, op, framework="tensorflow"):
-        assert "rank 0: gradients 0 to 0  " in text
-        assert "rank 1: gradients 0 to 1, None for 0  " in text
+        assert "rank 0: gradients of variable 0  " in text
+        assert "rank 1: gradients of variables 0 to 1 without 0  " in text
 
 
 @on_ranks(2, framework="tensorflow")

@@ -88,7 +88,8 @@ def described(gradients: Sequence[Any]) -> str:
     last = max(present, default=-1)
     missing = ", ".join(str(index) for index in sorted(set(range(last)).difference(present)))
     sparse = ", ".join(str(index) for index in present if isinstance(gradients[index], tf.IndexedSlices))
-    return f"gradients 0 to {last}{missing and f', None for {missing}'}{sparse and f', sparse for {sparse}'}"
+    which = f"variables 0 to {last}" if last else "variable 0"
+    return f"gradients of {which}{missing and f' without {missing}'}{sparse and f', sparse ones of {sparse}'}"
 
 
 def together(gradients: Sequence[Any]) -> list[Any]:
