@@ -29,8 +29,8 @@ from horovod.launchers import (
 from horovod.phrases import printable
 
 __all__ = [
-    "EXITS_VARIABLE", "LOGIN_NODE", "ON_HOST", "Meeting", "World", "detect", "exits_path", "export", "is_stopped",
-    "launcher_process", "own_slot", "part_of", "process_status",
+    "EXITS_VARIABLE", "LOGIN_NODE", "ON_HOST", "Meeting", "World", "check_meetings", "detect", "exits_path", "export",
+    "is_stopped", "launcher_process", "own_slot", "part_of", "process_status",
 ]  # fmt: skip
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
@@ -45,6 +45,18 @@ LOGIN_NODE = (
 _ONE_MAY_RUN = "One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1"
 _COUNTED = "the number of processes"
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}|ipc://@[\w.-]+")
+
+_checks: list[Callable[[], None]] = []
+
+
+def check_meetings(*checks: Callable[[], None]) -> None:
+    """Have meetings, also one that has begun, call these checks; see ``Meeting.check``."""
+    _checks[:] = checks
+
+
+def _check() -> None:
+    for check in _checks[:]:
+        check()
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ class Meeting:
     # the member ranks among MPI's ranks, in the order of their ranks here; all when empty
     members: tuple[int, ...] = ()
     generation: int = 0  # generation of an elastic job; 0 in others
-    check: Callable[[], None] = lambda: None  # called while ranks meet; raises an error when that has become useless
+    check: Callable[[], None] = _check  # called while ranks meet; raises an error when that has become useless
 
 
 @dataclass(frozen=True)

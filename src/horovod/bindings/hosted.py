@@ -12,7 +12,7 @@ from horovod import context
 from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import HorovodInternalError, LaunchError
 from horovod.rendezvous.client import JobStore
-from horovod.rendezvous.waiting import also_check
+from horovod.world import check_meetings
 
 __all__ = ["RETURNED", "call_guarded", "call_hosted", "end_of_call", "hosted_rank", "leave_job", "refuse_second_run"]
 
@@ -57,7 +57,7 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         context.shutdown(RETURNED)
         with _lock:
-            also_check()
+            check_meetings()
             for name, text in before.items():
                 if text is None:
                     os.environ.pop(name, None)
@@ -73,7 +73,7 @@ async def leave_job(job_id: str) -> None:
     """
     with _lock:
         if os.environ.get(JOB_ID) == job_id:
-            also_check(end_of_call)
+            check_meetings(end_of_call)
             context.shutdown("another rank of its job has failed")
 
 

@@ -11,7 +11,7 @@ import ray
 from horovod import context
 from horovod.bindings.hosted import call_guarded, call_hosted, end_of_call
 from horovod.ray import ray_logger
-from horovod.rendezvous.waiting import also_check
+from horovod.world import check_meetings
 
 __all__ = ["BaseHorovodWorker"]
 
@@ -101,12 +101,12 @@ class BaseHorovodWorker:
             Its result, and True; Ray stores them as two objects, and the second one is small.
         """
         func, args, kwargs = call
-        also_check(_end_if_canceled)
+        check_meetings(_end_if_canceled)
         ray_logger.configure(queue)
         try:
             return call_guarded(func, args, kwargs), True
         finally:
-            also_check()
+            check_meetings()
             ray_logger.configure(None)
 
     def call_executable(self, func: Callable[[Any], Any], queue: Any = None) -> tuple[Any, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,18 +11,12 @@ from horovod.logs import logger
 if TYPE_CHECKING:
     import zmq  # ranks of one host do not load it
 
-__all__ = ["Patience", "also_check"]
+__all__ = ["Patience"]
 
 REMIND_S = 30.0
 """Interval at which a waiting process logs which ranks or hosts it waits for."""
 _LOOK_S = 0.1
 _READABLE = 1  # zmq.POLLIN
-_checks: list[Callable[[], None]] = []
-
-
-def also_check(*checks: Callable[[], None]) -> None:
-    """Have each wait of this process, also one that has begun, call these checks, which may end it with an error."""
-    _checks[:] = checks
 
 
 class Patience:
@@ -33,8 +26,7 @@ class Patience:
     """
 
     def __init__(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
-        self.total_s, self.deadline = timeout_s, time.monotonic() + timeout_s
-        self.check: Callable[[], None] = functools.partial(_check_all, check)
+        self.total_s, self.deadline, self.check = timeout_s, time.monotonic() + timeout_s, check
         self._began_s = time.monotonic()
         self._next_s = self._began_s + REMIND_S
 
@@ -60,8 +52,3 @@ class Patience:
                 f"init() has waited {now - self._began_s:.0f} s for {missing}; it gives up after "
                 f"{self.total_s:g} s (HOROVOD_START_TIMEOUT)"
             )
-
-
-def _check_all(own: Callable[[], None]) -> None:
-    for check in [*_checks, own]:
-        check()
