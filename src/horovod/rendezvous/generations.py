@@ -29,6 +29,7 @@ from horovod.core.membership_events import (
 )
 from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
 from horovod.rendezvous.protocol import Answers, Fate
+from horovod.rendezvous.ticks import Ticks
 
 __all__ = ["Generations"]
 
@@ -36,8 +37,6 @@ __all__ = ["Generations"]
 _KEPT = 8
 #: A process sends a message each second. After this silence the launcher checks, repeatedly, whether it is stopped.
 _SILENCE_S, _AGAIN_S = 5.0, 1.0
-#: A longer pause between two ticks means that the service itself did not run.
-_LONGEST_TICK_S = 1.0
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Generations:
         self._fates: dict[int, dict[int, str]] = {}  # by generation and rank
         self._placed: frozenset[Slot] = frozenset()  # in the latest generation, which may not have begun
         self._begun, self._size, self._wants_change = 0, policy.size, False
-        self._now_s = math.inf
+        self._ticks = Ticks()
         self._buried: set[bytes] = set()  # nonces of ended processes: messages of a host that was cut off may come late
         self.progress = 0  # the largest progress that any process has reported
 
@@ -207,7 +206,7 @@ class Generations:
         return answers
 
     def _notice_silence(self, now_s: float) -> None:
-        passed_s, self._now_s = min(max(0.0, now_s - self._now_s), _LONGEST_TICK_S), now_s
+        passed_s = self._ticks.passed_s(now_s)
         for slot, process in self._processes.items():
             process.silent_s += passed_s
             if process.silent_s >= _SILENCE_S:

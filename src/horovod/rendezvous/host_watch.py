@@ -22,6 +22,7 @@ from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.member_messages import WatchNews, WatchOrders
 from horovod.rendezvous.programs import start_program
 from horovod.rendezvous.protocol import pack, unpack
+from horovod.rendezvous.ticks import Ticks
 from horovod.rendezvous.waiting import Patience
 from horovod.syscalls import open_process, send_signal
 from horovod.world import is_stopped
@@ -66,10 +67,9 @@ class _Watch:
         self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
-        now, silent_s, beat_at, is_over = time.monotonic(), 0.0, 0.0, False
+        ticks, silent_s, beat_at, is_over = Ticks(_LONGEST_S), 0.0, 0.0, False
         while not is_over and silent_s < _LOST_S:
-            before, now = now, time.monotonic()
-            silent_s += min(now - before, _LONGEST_S)
+            silent_s += ticks.passed_s(now := time.monotonic())
             if now >= beat_at:
                 self._speak()
                 beat_at = time.monotonic() + _BEAT_S

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from horovod.core.membership_events import Ended, Fence, Silent, Slot
 from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.member_messages import WatchNews, WatchOrders
 from horovod.rendezvous.protocol import Answers
+from horovod.rendezvous.ticks import Ticks
 
 __all__ = ["Watches"]
 
 #: A watch sends a message once a second and does nothing else, so after this silence its host is lost.
 _SILENCE_S = 6.0
-#: A longer pause between two ticks means that the service itself did not run.
-_LONGEST_TICK_S = 1.0
 #: A watch starts with the first process of its host, and sends its first message within this time.
 _START_S = 60.0
 _NO_WORD = "was killed by a signal, or has crashed"
@@ -27,7 +24,7 @@ class Watches:
         self._generations = generations
         self._silent_s: dict[str, float] = {}  # by host
         self._orders: dict[Slot, Fence | Silent] = {}
-        self._now_s = math.inf
+        self._ticks = Ticks()
         self.is_over = False  # whether the watches may end
 
     def hear(self, sender: bytes, news: WatchNews) -> Answers:
@@ -50,7 +47,7 @@ class Watches:
 
     def tick(self, now_s: float) -> Answers:
         """Find lost hosts, as time has passed."""
-        passed_s, self._now_s = min(max(0.0, now_s - self._now_s), _LONGEST_TICK_S), now_s
+        passed_s = self._ticks.passed_s(now_s)
         answers: Answers = []
         for slot in self._generations.processes:
             self._silent_s.setdefault(slot.host, -_START_S)
