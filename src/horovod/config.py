@@ -227,6 +227,11 @@ class Config:
         "HOROVOD_DYNAMIC_PROCESS_SETS", False, "Process sets may always be added and removed.", in_effect=False,
     )  # fmt: skip
 
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The names in ``gloo_iface``; empty for all interfaces."""
+        return tuple(name.strip() for name in self.gloo_iface.split(",") if name.strip())
+
 
 def _inert(env: str, default: Value, help: str, flag: str = "", yaml_path: str = "", **more: Any) -> Setting:
     off = flag.replace("--", "--no-", 1) if flag and isinstance(default, bool) else ""

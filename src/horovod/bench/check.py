@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod import config
+from horovod import context
 from horovod.bench.control import Agreement
 from horovod.bench.host import versions
 from horovod.bench.network import run_network
@@ -59,9 +58,8 @@ def _unreachable(control: Agreement, names: Sequence[str]) -> list[str]:
     """
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    interfaces = config.load(os.environ).gloo_iface
     with socket.create_server(("", 0), family=family, backlog=control.size, dualstack_ipv6=both) as listener:
-        own = own_addresses(interfaces.split(",") if interfaces else ()), listener.getsockname()[1]
+        own = own_addresses(context.config().interfaces), listener.getsockname()[1]
         there = control.gather(own)
         found = [
             f"{names[control.rank]} cannot connect to {name} at {', '.join(addresses)}; look for a firewall and at the "

@@ -199,6 +199,6 @@ def _lead(world: World, settings: Config, number: int, meeting: HostMeeting) -> 
 
     return meet_hosts(
         world, HostEntry(world.hostname, ranks, pids, _version.__version__), number, settings.start_timeout_s,
-        interfaces=tuple(name.strip() for name in settings.gloo_iface.split(",") if name.strip()),
+        interfaces=settings.interfaces,
         check=check, silence_s=settings.host_timeout_s,
     )  # fmt: skip
