@@ -121,13 +121,24 @@ def test_ranks_fit_as_one_process_does(tmp_path: Path, passes: int, norm: bool) 
         np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
 
 
+def _one_epoch(module: Any, loader: Any, folder: str, **settings: Any) -> None:
+    """Train for an epoch, without a checkpoint."""
+    import lightning
+
+    from horovod.lightning import HorovodStrategy
+
+    lightning.Trainer(
+        strategy=HorovodStrategy(), accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder, **settings,
+    ).fit(module, loader)  # fmt: skip
+
+
 def _adversarial(folder: str) -> tuple[list[Any], list[Any]]:
     """Two optimizers by hand, whose losses both reach both networks."""
     import lightning
     import torch
 
     import horovod.torch as hvd
-    from horovod.lightning import HorovodStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -149,10 +160,7 @@ def _adversarial(folder: str) -> tuple[list[Any], list[Any]]:
 
     module = Module()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_data()), BATCH)
-    lightning.Trainer(
-        strategy=HorovodStrategy(), accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
-    ).fit(module, loader)  # fmt: skip
+    _one_epoch(module, loader, folder)
     return _weights(module), _alone_adversarial()
 
 
@@ -186,7 +194,6 @@ def _contrastive(folder: str) -> list[Any]:
     import torch
 
     import horovod.torch as hvd
-    from horovod.lightning import HorovodStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -206,10 +213,7 @@ def _contrastive(folder: str) -> list[Any]:
 
     module = Module()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_data()), BATCH)
-    lightning.Trainer(
-        strategy=HorovodStrategy(), accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
-    ).fit(module, loader)  # fmt: skip
+    _one_epoch(module, loader, folder)
     return _weights(module.net)
 
 
@@ -267,11 +271,9 @@ def test_fabric_trains_as_one_process_does(passes: int) -> None:
 
 def _uneven_and_lbfgs(folder: str) -> list[Any]:
     """Weights after rank 0 had more batches; then, of LBFGS, which repeats its closure."""
-    import lightning
     import torch
 
     import horovod.torch as hvd
-    from horovod.lightning import HorovodStrategy
 
     found = []
     for is_even in (False, True):
@@ -279,11 +281,8 @@ def _uneven_and_lbfgs(folder: str) -> list[Any]:
         if is_even:
             module.configure_optimizers = lambda module=module: torch.optim.LBFGS(module.parameters(), 0.1, 3)
         rows = torch.utils.data.Subset(torch.utils.data.TensorDataset(*_data()), range(48 if hvd.rank() == 0 else 24))
-        lightning.Trainer(
-            strategy=HorovodStrategy(), accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False,
-            enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
-            use_distributed_sampler=False, limit_train_batches=6 if is_even else None,
-        ).fit(module, torch.utils.data.DataLoader(rows, BATCH))  # fmt: skip
+        loader = torch.utils.data.DataLoader(rows, BATCH)
+        _one_epoch(module, loader, folder, use_distributed_sampler=False, limit_train_batches=6 if is_even else None)
         found.append(_weights(module.net))
     return found
 

@@ -16,7 +16,8 @@ from horovod.core.requests import ReduceOp
 
 __all__ = ["Values"]
 
-_VALUE = "a number, an array, a tensor or a variable; same shape and dtype on every rank."
+_ROWS = "an array, a tensor or a variable; same shape and dtype on every rank."
+_VALUE = f"a number, {_ROWS}"
 
 
 class Values:
@@ -74,7 +75,7 @@ class Values:
         """
         return self._backend.broadcast(self._tensor(value), root_rank, name, process_set)
 
-    @explained_like(Collectives.reducescatter, value=_VALUE.removeprefix("a number, "))
+    @explained_like(Collectives.reducescatter, value=_ROWS)
     def reducescatter(
         self,
         value: Any,

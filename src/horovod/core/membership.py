@@ -294,8 +294,8 @@ class Membership:
         policy = self._policy
         if self._is_running() or ((policy.is_discovering or policy.is_open) and not self._is_draining):
             return False
-        may_return = 0 in self._hosts.values() and not self._is_draining
-        if may_return or self._phases[Phase.GONE] or self._are_dying():
+        is_host_awaited = 0 in self._hosts.values() and not self._is_draining
+        if is_host_awaited or self._phases[Phase.GONE] or self._are_dying():
             return False  # they will end: well, so that the job has, or so that others are started there
         missing = (policy.minimum if self._phases[Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):

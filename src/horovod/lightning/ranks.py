@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import horovod.torch as hvd
 from horovod.errors import RequestError
+from horovod.torch.optimizer_state import parameters_of
 
 __all__ = ["Environment", "Ranks"]
 
@@ -175,11 +176,11 @@ class Ranks:
 
     def _distribute(self, optimizer: Any, names: dict[torch.Tensor, str]) -> Any:
         """Return a distributed optimizer with rank 0's state."""
-        own = _parameters(optimizer)
+        own = parameters_of(optimizer)
         known = [(names[p], p) for p in own if p in names]
         strange = len(own) > len(known)
         # A script may set up the same model again, with another optimizer.
-        self.distributed = [earlier for earlier in self.distributed if set(own).isdisjoint(_parameters(earlier))]
+        self.distributed = [earlier for earlier in self.distributed if set(own).isdisjoint(parameters_of(earlier))]
         made = hvd.DistributedOptimizer(optimizer, named_parameters=None if strange else known)
         if not isinstance(made, torch.optim.LBFGS):  # its state is empty so far, or from a checkpoint
             hvd.broadcast_optimizer_state(made, root_rank=0)
@@ -208,10 +209,6 @@ class Ranks:
         if not self._is_blocked:
             for optimizer in self.distributed:
                 optimizer.synchronize()
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _no_group(group: Any) -> None:

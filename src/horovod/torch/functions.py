@@ -12,7 +12,7 @@ from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.torch.host_optimizer import HostMethods
-from horovod.torch.optimizer_state import apply_state, describe_state, tensors_of
+from horovod.torch.optimizer_state import apply_state, describe_state, parameters_of, tensors_of
 from horovod.torch.runtime import comm
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -144,7 +144,7 @@ def _fill_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
     modules = model.modules() if model is not None else ()
     embeddings = (m for m in modules if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse)
     sparse = {id(embedding.weight) for embedding in embeddings}
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+    for parameter in parameters_of(optimizer):
         if parameter.requires_grad and parameter.grad is None:
             is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse
             layout = torch.sparse_coo if is_sparse else torch.strided
