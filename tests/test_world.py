@@ -336,6 +336,12 @@ TWO_HOSTS = replace(FOUR, local_rank=0, local_size=2, cross_rank=1, cross_size=2
             [1, 2, 3],
             replace(TWO_HOSTS, rank=1, size=3, local_rank=0, local_size=2, cross_rank=1, cross_size=2, job="j#1,2,3"),
         ),
+        # Only the second host has a second rank.
+        (
+            TWO_HOSTS,
+            [3, 2, 1],
+            replace(TWO_HOSTS, rank=1, size=3, local_rank=1, cross_rank=0, cross_size=1, job="j#3,2,1"),
+        ),
     ],
 )
 def test_a_part_of_a_job(world: World, ranks: list[int], expected: World) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -194,12 +195,14 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
     # On several hosts, ranks are assumed to follow each other; on one, launchers may number them in any way.
     first = 0 if world.local_size == world.size else world.rank - world.local_rank
     local = [rank for rank in ranks if first <= rank < first + world.local_size]
-    hosts = sorted({rank // world.local_size for rank in ranks})
+    local_rank = local.index(world.rank)
+    counts = Counter(rank // world.local_size for rank in ranks)
+    hosts = sorted(host for host, count in counts.items() if count > local_rank)
     return replace(
         world,
         rank=list(ranks).index(world.rank),
         size=len(ranks),
-        local_rank=local.index(world.rank),
+        local_rank=local_rank,
         local_size=len(local),
         cross_rank=hosts.index(world.rank // world.local_size),
         cross_size=len(hosts),
