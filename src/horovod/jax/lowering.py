@@ -135,7 +135,12 @@ def _key(call: CollectiveCall, module: Any) -> str:
 def _refuse_several_devices(axis: Any, call: CollectiveCall) -> None:
     """Refuse a call that would run once per local device: a rank takes part only once."""
     mesh = getattr(axis, "mesh", None)
-    count = mesh.size if mesh is not None else getattr(axis, "num_devices", 1)
+    if mesh is not None:
+        count = mesh.size
+    elif hasattr(axis, "num_devices"):
+        count = axis.num_devices
+    else:  # of pmap, before JAX made it a shard_map
+        count = axis.axis_env.nreps
     if count > 1:
         raise RequestError(
             f"{call.verb} inside a program for {count} devices of one process (at {call.site}): a rank takes part "
