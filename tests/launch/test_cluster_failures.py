@@ -93,7 +93,7 @@ def test_nothing_is_left_after_a_cable_was_pulled(job: Job) -> None:
         job.cluster.mend("b")
     assert ended.code == 1
     # The kernel may tell ssh that there is no route, before the silence has lasted long enough.
-    assert LOST + "no sign of life for 4 s" in ended.err or LOST + "the connection ended" in ended.err
+    assert LOST + "no sign of life for 5 s" in ended.err or LOST + "the connection ended" in ended.err
 
 
 @pytest.mark.parametrize("job", ["c"], indirect=True)

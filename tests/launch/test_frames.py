@@ -63,6 +63,11 @@ def test_only_who_has_shown_life_in_vain_is_silent(
     assert launcher.is_silent(4.0)
 
 
+def test_a_cut_of_two_seconds_is_no_silence() -> None:
+    """TCP doubles the time until it sends lost data again: the first try after the cut comes 3.2 s after the data."""
+    assert frames.ALIVE_S + 3.2 <= frames.SILENCE_S - 0.5
+
+
 def test_silence_has_a_moment_at_which_to_look(
     wires: tuple[AgentWire, AgentWire], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ process of the job on this host. Plan, environment and secret come on standard i
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
@@ -61,7 +62,11 @@ class Agent:
     @property
     def is_deserted(self) -> bool:
         """Whether the launcher has given no sign of life for too long."""
-        return not self._is_paused and self._wire.is_silent(self._silence_s)
+        return self._wire.is_silent(self._limit_s)
+
+    @property
+    def _limit_s(self) -> float:
+        return math.inf if self._is_paused else self._silence_s
 
     def _step(self) -> None:
         pipes = list(self._pipes) if self._under_way < frames.WINDOW_BYTES and not self._wire.backlog else []
@@ -71,7 +76,8 @@ class Agent:
             self._poll.register(fd, select.POLLIN)
         for fd in sending:
             self._poll.register(fd, select.POLLOUT)
-        events = self._poll.poll(max(0.0, self._wire.alive_at - time.monotonic()) * 1000 + 1)
+        due_at = min(self._wire.alive_at, self._wire.silent_at(self._limit_s))
+        events = self._poll.poll(max(0.0, due_at - time.monotonic()) * 1000 + 1)
         for fd in (*pipes, *sending):
             self._poll.unregister(fd)
         self._wire.flush()
