@@ -64,7 +64,7 @@ def test_everything_that_is_wrong_is_said_at_once(cluster: Cluster) -> None:
         "nowhere": "the name is unknown; correct it",
         "closed": "nothing listens on port 9; start sshd",
         "stranger": "its host key is unknown; run `ssh stranger` once",
-        "keyless": "it refused the key; name the right one with -i",
+        "keyless": "it refused the key (root@10.77.0.2: Permission denied",
         "asking": "it wants a password, which horovodrun never asks for",
         "10.77.0.2": "it is the same machine as a; name each machine once",
         "10.77.0.99": "it cannot be reached",

@@ -135,6 +135,10 @@ def test_what_is_no_text_is_an_error_that_names_the_file(tmp_path: Path) -> None
         named_hosts("", str(tmp_path / "program"))
 
 
+_CHANGED = """@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+Host key for [b]:2222 has changed and you have requested strict checking.
+Host key verification failed.
+"""
 _NO_MSGSPEC = "File '/x/horovod/launch/frames.py', line 20\nModuleNotFoundError: No module named 'msgspec'"
 
 
@@ -145,9 +149,11 @@ _NO_MSGSPEC = "File '/x/horovod/launch/frames.py', line 20\nModuleNotFoundError:
         (1, "", "", "a start file such as ~/.bashrc may end it there"),
         (1, "No home\n", "This account is not available.\n", "account is not available.; perhaps ForceCommand"),
         (None, "", "Press any key\n", "b did not answer within 30 s (Press any key)"),
-        (255, "", "", "no cipher or kind of key in common"),
+        (255, "", "", "no kind of key in common"),
         (255, "No user exists for uid 12345\n", "", "(No user exists for uid 12345); give that user"),
         (255, "me@b: Permission denied (publickey).\n", "", "hand it to ssh-agent with ssh-add"),
+        (255, "me@b: Permission denied (publickey).\n", "", "refused the key (me@b: Permission denied (publickey)"),
+        (255, _CHANGED, "", "`ssh-keygen -R '[b]:2222'` forgets"),
         (255, "f: line 2: Bad configuration option: x\nterminating, 1 bad configuration options", "", "line 2: Bad"),
         (1, "Fatal Python error: init: x\n<no Python frame>\n", "", "(Fatal Python error: init: x)"),
         (1, _NO_MSGSPEC, "", "(ModuleNotFoundError: No module named 'msgspec')"),
@@ -164,6 +170,9 @@ def test_settings_of_ssh_that_would_keep_it_from_talking_are_overridden(tmp_path
     asked = ["ssh", "-G", "-F", str(tmp_path / "config"), *words[1 : words.index("--")], "--", "b"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     assert not {"stdinnull yes", "sessiontype none"} & {*said.splitlines()}
+    given = dict(line.split(" ", 1) for line in said.splitlines())
+    # While ssh logs in, it waits at most so long for sshd, which may have to ask a slow directory for the keys.
+    assert int(given["serveraliveinterval"]) * int(given["serveralivecountmax"]) >= 30
 
 
 def test_a_program_that_a_host_cannot_run_is_told_apart_from_none(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def command_line(host: str, access: Access) -> list[str]:
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": str(max(1, min(_CONNECT_S, round(access.timeout_s)))),
-        # Ends ssh when the host vanishes, even if no process is left here to end it.
-        "ServerAliveInterval": "1",
-        "ServerAliveCountMax": "4",
+        # Ends ssh when the host vanishes. While ssh logs in, it waits so long for each answer of sshd.
+        "ServerAliveInterval": str(_CONNECT_S // 3),
+        "ServerAliveCountMax": "3",
         "ClearAllForwardings": "yes",
         "ForwardX11": "no",
         "RequestTTY": "no",
@@ -97,13 +97,15 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
         return f"{host}: {starter[0]} could not start an agent there ({last}); see what `{try_it} hostname` says"
     tried = re.search(r"port (\d+)", last)
     port = tried[1] if tried else access.port or 22
+    changed = re.search(r"Host key for (\S+) has changed", stderr)
+    known = shlex.quote(changed[1]) if changed else host
     for marks, text in _MEANINGS:
         if status == _SSH_FAILED and any(mark in stderr for mark in marks):
-            return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last)
+            return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last, known=known)
     if status == _SSH_FAILED and not lines:
         return (
-            f"{host}: ssh ended without a message, as it does if both ends have no cipher or kind of key in common, "
-            f"or sshd allows no session (MaxSessions, ChrootDirectory); see what `{try_it}` says"
+            f"{host}: ssh ended without a message, as it does if sshd does not answer for {_CONNECT_S} s, allows no "
+            f"session (MaxSessions, ChrootDirectory), or has no kind of key in common; see what `{try_it}` says"
         )
     if not lines and status in range(_NOT_EXECUTABLE):
         return (
@@ -111,7 +113,7 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
             f"see whether `{try_it} true` does the same: a start file such as ~/.bashrc may end it there"
         )
     if noise.strip() and status in range(_NOT_EXECUTABLE):
-        last += "; perhaps ForceCommand in its sshd_config, or command= in authorized_keys, runs something else"
+        last += "; perhaps ForceCommand in sshd_config, command= in authorized_keys, or nologin as shell runs instead"
     return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
 
 
@@ -124,7 +126,7 @@ _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     ),
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED",),
-        "its host key is not the one in known_hosts; if the machine was set up anew, `ssh-keygen -R {host}` forgets "
+        "its host key is not the one in known_hosts; if the machine was set up anew, `ssh-keygen -R {known}` forgets "
         "the old key, then `{try_it}` shows the new one",
     ),
     (
@@ -137,8 +139,8 @@ _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     ),
     (
         ("Permission denied", "Too many authentication failures"),
-        "it refused the key; name the right one with -i, add the public key to ~/.ssh/authorized_keys there, or, if "
-        "the key has a passphrase, hand it to ssh-agent with ssh-add",
+        "it refused the key ({last}); name the right one with -i, or the user as in user@host; add the public key to "
+        "~/.ssh/authorized_keys there; or, if the key has a passphrase, hand it to ssh-agent with ssh-add",
     ),
     (("Connection refused",), "nothing listens on port {port}; start sshd there, or name its port with -p"),
     (
