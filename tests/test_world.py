@@ -225,6 +225,7 @@ def test_one_rank_needs_no_key(tmp_path: Path) -> None:
         ({**HOROVODRUN, "HOROVOD_RANK": "one"}, r"HOROVOD_RANK must be a whole number; received 'one'"),
         ({**HOROVODRUN, "HOROVOD_LOCAL_SIZE": "5"}, r"HOROVOD_LOCAL_SIZE=5 is more than HOROVOD_SIZE=4"),
         ({**HOROVODRUN, "HOROVOD_SECRET_KEY": "xyz"}, r"HOROVOD_SECRET_KEY must be hexadecimal"),
+        ({**HOROVODRUN, "HOROVOD_SECRET_KEY": " \n"}, r"HOROVOD_SECRET_KEY must be hexadecimal"),
         ({k: v for k, v in HOROVODRUN.items() if k != "HOROVOD_LOCAL_SIZE"}, r"HOROVOD_LOCAL_SIZE is not"),
         ({k: v for k, v in HOROVODRUN.items() if k != "HOROVOD_CROSS_RANK"}, r"HOROVOD_CROSS_RANK is not"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"SLURM_STEP_TASKS_PER_NODE='many'"),

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -336,10 +337,10 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
     """Return name and secret of the job: from the launcher or by hand, else derived from the launcher's daemon."""
     job, key = environ.get(JOB_ID, ""), b""
     if environ.get(SECRET_KEY):
-        try:
+        with suppress(ValueError):
             key = bytes.fromhex(environ[SECRET_KEY])
-        except ValueError:
-            raise InitError(f"{SECRET_KEY} must be hexadecimal, such as `openssl rand -hex 32` prints") from None
+        if not key:  # only spaces and line ends are an empty key
+            raise InitError(f"{SECRET_KEY} must be hexadecimal, such as `openssl rand -hex 32` prints")
     # A job id that an outer horovodrun left behind would be the same for two jobs started inside it.
     own = launcher.name == "horovodrun"
     if size == 1 or (own and job and key):
