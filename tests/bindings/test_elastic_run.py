@@ -273,17 +273,6 @@ def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) 
     assert not leave._functions
 
 
-def test_sigterm_reaches_the_handler_of_the_script_after_the_functions() -> None:
-    done: list[str] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: done.append("own"))
-    try:
-        hvd.on_leave(lambda: done.append("function"))
-        signal.raise_signal(signal.SIGTERM)
-        assert done == ["function", "own"]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @pytest.mark.parametrize("is_in_training", [False, True])
 def test_sigterm_ends_a_forked_child_without_the_functions(is_in_training: bool, job: Job, tmp_path: Path) -> None:
     """``multiprocessing.Pool`` ends its workers so, and then waits for them."""

@@ -191,6 +191,18 @@ def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_wel
     assert came == [0, signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1]
 
 
+def test_a_handler_that_an_earlier_signals_handler_has_replaced_does_not_run(deferred: DeferredSignals) -> None:
+    came: list[str] = []
+    signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGUSR2, lambda *_: came.append("new")))
+    signal.signal(signal.SIGUSR2, lambda *_: came.append("old"))
+    assert deferred.allows()
+    deferred.enter()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    deferred.leave()
+    assert came == ["new"]
+
+
 def test_the_handler_of_a_first_process_leaves_the_decision_to_one_that_replaces_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -157,7 +157,8 @@ class DeferredSignals:
         while self._waiting:
             number, frame = self._waiting.popleft()
             self.is_pending = bool(self._waiting) or self._is_interrupted
-            self._handlers[number](number, frame)
+            replaced = _handler_of(number)  # by the handler of an earlier signal, perhaps
+            (replaced if callable(replaced) else self._handlers[number])(number, frame)
         if self._is_interrupted:
             self._is_interrupted = self.is_pending = False
             raise KeyboardInterrupt

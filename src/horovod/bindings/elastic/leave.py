@@ -89,13 +89,20 @@ def _ask(signum: int, frame: FrameType | None) -> None:
     _is_asked = True
     # A second SIGTERM ends the process immediately.
     signal.signal(signal.SIGTERM, _end_at_once)
+    _ignore_children()
     context.leave_job()
 
 
 def _end_at_once(signum: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, _before)
+    _ignore_children()
     run_functions()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _ignore_children() -> None:
+    # SIGTERM to all processes of a rank ends its workers, too; PyTorch's DataLoader would raise an error for them, here.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
 
 
 def _after_fork() -> None:
