@@ -23,6 +23,7 @@ host; another process may get the slot later.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -88,12 +89,14 @@ def catches(pid: int, number: int) -> bool:
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
-def _signal(number: int, pids: Iterable[int]) -> None:
+def _signal(number: int, pids: Iterable[int]) -> bool:
+    """Send processes a signal, and return whether one was reached."""
+    is_reached = False
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended meanwhile, or became another user
             os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass  # ended meanwhile, or became another user
+            is_reached = True
+    return is_reached
 
 
 class Keeper:
@@ -229,7 +232,8 @@ class Keeper:
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._plan["grace_s"]
             self._sent = self._sent or signal.SIGTERM
-            self._signal_all(signal.SIGTERM, signal.SIGCONT)
+            _signal(signal.SIGTERM, set(descendants(os.getpid())) - self._workers())
+            self._signal_all(signal.SIGCONT)
         elif order == b"S":
             self._signal_all(signal.SIGSTOP)
         elif order == b"C":
@@ -260,17 +264,19 @@ class Keeper:
         for number in numbers:
             _signal(number, pids)
 
+    def _workers(self) -> set[int]:
+        """Return processes, as a DataLoader's, that run the program of their rank, which handles SIGTERM itself."""
+        roots = [root for root in self._running if catches(root, signal.SIGTERM)]
+        program = {pid: os.path.realpath(f"/proc/{pid}/exe") for pid in (*roots, *descendants(os.getpid()))}
+        return {pid for root in roots for pid in descendants(root) if program.get(pid) == program[root]}
+
     def _pass_on(self, number: int) -> None:
         """Send each rank a signal: to its own process, or to the nearest one below it that handles the signal."""
         reached = []
         for root, (rank, _) in self._running.items():
             listeners = [root] if catches(root, number) else [pid for pid in descendants(root) if catches(pid, number)]
-            try:
-                for pid in listeners[:1]:
-                    os.kill(pid, number)
-                    reached.append(rank)
-            except (ProcessLookupError, PermissionError):
-                pass  # ended meanwhile, or became another user
+            if _signal(number, listeners[:1]):
+                reached.append(rank)
         if number == signal.SIGUSR1:
             self._say({"passed_on": reached})
 
