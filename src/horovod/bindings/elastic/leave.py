@@ -101,7 +101,7 @@ def _end_at_once(signum: int, frame: FrameType | None) -> None:
 
 
 def _ignore_children() -> None:
-    # SIGTERM to all processes of a rank ends its workers, too; PyTorch's DataLoader would raise an error for them, here.
+    # SIGTERM to all processes of a rank ends its workers, too; PyTorch's DataLoader would raise an error for them.
     signal.signal(signal.SIGCHLD, lambda *_: None)
 
 
