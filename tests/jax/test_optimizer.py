@@ -125,6 +125,8 @@ def test_arguments_of_the_optimizer() -> None:
     for wrong, told in ((optax.sgd, "sgd, not called"), (0.1, "float")):
         with pytest.raises(RequestError, match=f"optimizer must be a transformation of optax.* Received: {told}"):
             hvd.DistributedOptimizer(wrong)
+    with pytest.raises(RequestError, match="a DistributedOptimizer already"):  # a Sum would be summed again
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=2))
 
 
 def _without_broadcast(jit: bool) -> list[str]:

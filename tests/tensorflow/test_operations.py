@@ -226,6 +226,10 @@ def _slices(mode: str) -> None:
     np.testing.assert_allclose(found[1], total)
     np.testing.assert_allclose(found[2], [[3.0, 3.0]])
     assert hvd.grouped_reducescatter([]) == hvd.grouped_allreduce([]) == []
+    assert hvd.grouped_allreduce(None) is None, "Horovod returns it as it is"
+    for function in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        with pytest.raises(ValueError, match=r"takes a list of tensors. Received: one of shape \(2,\)"):
+            function(tf.ones(2))
     with pytest.raises(NotImplementedError, match="Sum and Average"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), op=hvd.Max)
 

@@ -326,6 +326,9 @@ def test_variables_and_objects_are_made_the_same(mode: str) -> None:
     np.testing.assert_array_equal(kernels[0], kernels[1])
     with pytest.raises(ValueError, match="takes variables"):
         give([tf.constant(1.0)], 0)
+    for alone in (layer, layer.kernel, variables[0]):
+        with pytest.raises(ValueError, match=r"takes a list of variables, such as model.variables"):
+            give(alone, 0)
     with pytest.raises(RuntimeError, match="broadcast_variables"):
         hvd.broadcast_global_variables(0)
     assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}

@@ -11,7 +11,7 @@ from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
 from horovod.bindings.elastic.generators import BUILT_IN
 from horovod.bindings.elastic.variables import VariablesState
-from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.misuse import described, wrong_argument
 
 __all__ = ["ModelState"]
 
@@ -53,6 +53,8 @@ class ModelState(VariablesState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         del backend
+        if not hasattr(model, "built"):
+            raise wrong_argument(f"{type(self).__name__} needs a model of Keras. Received: {described(model)}")
         if not model.built:
             raise wrong_argument(
                 f"{type(self).__name__} needs a model that is built, and {model.name} has no variables yet; give it an "

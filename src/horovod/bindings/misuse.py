@@ -12,6 +12,7 @@ from horovod.errors import OptimizerUseError, RequestError
 
 __all__ = [
     "changed_gradient",
+    "described",
     "is_integer",
     "not_installed",
     "out_of_turn",
@@ -26,6 +27,11 @@ T = TypeVar("T")
 def is_integer(value: Any) -> bool:
     """Whether an argument is an integer of Python, of numpy or of a framework, and no truth value."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def described(value: Any) -> str:
+    """Return the name of an argument's type; a class that the caller did not call is told apart from its objects."""
+    return f"{value.__name__}, not called" if callable(value) and hasattr(value, "__name__") else type(value).__name__
 
 
 def wrong_argument(text: str) -> RequestError:

@@ -109,7 +109,8 @@ def _report(
         lines.append(matched + (left_out if noun == "operations" else named))
     width = max(len(str(value)) for value in values)
     for rank, request, value in zip(members, requests, values, strict=True):
-        lines.append(f"  rank {rank}: {value!s:<{width}}  {request.kind.name.lower()} at {request.site}")
+        shown = "" if noun == "operations" else f"{value!s:<{width}}  "
+        lines.append(f"  rank {rank}: {shown}{request.kind.name.lower()} at {request.site}")
     return "\n".join(lines)
 
 

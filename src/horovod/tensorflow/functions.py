@@ -52,6 +52,9 @@ def broadcast_variables(
 
     Blocks until all values have arrived.
     """
+    if tensorflows(variables) is not None or not isinstance(variables, Iterable):
+        kind = type(variables).__name__
+        raise ValueError(f"broadcast_variables takes a list of variables, such as model.variables. Received: {kind}")
     targets = []
     for variable in variables:
         if (target := tensorflows(variable)) is None:

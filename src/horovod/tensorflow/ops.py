@@ -35,6 +35,12 @@ __all__ = [
 gradients.register()
 
 
+def _listed(tensors: Any) -> Any:
+    if isinstance(tensors, tf.Tensor | tf.Variable):
+        raise ValueError(f"a grouped operation takes a list of tensors. Received: one of shape {tensors.shape}")
+    return tensors
+
+
 def _tensors(values: Sequence[Any]) -> list[Any]:
     for value in values:
         if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
@@ -102,10 +108,10 @@ def grouped_allreduce(
     """Combine several tensors over all ranks in one operation; differentiable. See ``allreduce``.
 
     Returns:
-        New tensors, in the order of ``tensors``; an empty list if ``tensors`` is empty.
+        New tensors, in the order of ``tensors``; an empty list or None as it is.
     """
-    if not tensors:
-        return list(tensors)
+    if not _listed(tensors):
+        return tensors
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return combined(tensors, how, compression, name, ignore_name_scope)
 
@@ -161,7 +167,7 @@ def grouped_allgather(
     Returns:
         New tensors, in the order of ``tensors``.
     """
-    return collectives.allgather(_tensors(tensors), process_set, name, ignore_name_scope)
+    return collectives.allgather(_tensors(_listed(tensors)), process_set, name, ignore_name_scope)
 
 
 @speaks_tensorflow
@@ -274,14 +280,14 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
     ignore_name_scope: bool = False,
-) -> list[Any]:
+) -> Any:
     """Combine several tensors over all ranks and keep this rank's rows of each. See ``reducescatter``.
 
     Returns:
         This rank's rows of each, in the order of ``tensors``.
     """
-    if not tensors:
-        return list(tensors)
+    if not _listed(tensors):
+        return tensors
     how = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     return _reducescatter(tensors, compression, how, name, ignore_name_scope)
 
