@@ -335,7 +335,7 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
     variables = {}
     for section, keys in content.items():
         if section == "controller":
-            if keys not in ("gloo", "mpi"):
+            if keys not in _ENGINES:
                 raise UsageError(f"{source}: controller must be gloo or mpi; received {keys!r}")
             variables[_CONTROLLER] = keys
             continue
