@@ -57,7 +57,7 @@ class StepIO(Protocol):
         """Return an input of the next micro-batch; called once per micro-batch and input."""
 
     def give(self, name: str, value: Array) -> None:
-        """Take the next piece of an anchor."""
+        """Receive the next piece of an anchor."""
 
 
 class PyStepIO(StepIO):

@@ -79,8 +79,8 @@ class TrainingSession(DeviceSession):
         """
         if self._streams is None or not self._prepared:
             raise popart_exception(
-                "there are no streams of host reduction: they come with SessionOptions.hostAllReduce = True, after "
-                "prepareDevice()"
+                "the session has no streams of host reduction: set SessionOptions.hostAllReduce = True, and call "
+                "prepareDevice() before"
             )
         self._streams.connect(streamHandle, callback, int(index))
 

@@ -200,7 +200,7 @@ class Coordinator:
         return known
 
     def _learn(self, key: Hashable, pending: PendingRequest) -> CachedResponse | None:
-        """Return the response to what all have submitted; None if it is in the log already, as it is used once."""
+        """Compare the requests of all ranks; return the response, or None if it was used once and is in the log."""
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         requests = [self._requests[serial] for serial in pending.serials if serial is not None]
         all_members = self._members(pending.process_set)

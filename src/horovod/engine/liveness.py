@@ -68,7 +68,7 @@ class Liveness(Watch):
         peers = self._peers
         lost = peers.gone()
         if lost is not None and peers.has_left(lost):
-            # It has finished its operations. So only a wait for a rank that failed because of it is in vain.
+            # It has finished its operations, so only a rank that failed because of it will never come.
             lost = peers.culprit_of(rank) if peers.has_failed(rank) else None
         left = waited_s > _LEAVE_S and peers.has_left(rank)
         if lost is None and (left or peers.has_ended(rank)):

@@ -96,7 +96,7 @@ def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -
     """
     if is_compiling():
         raise wrong_argument(
-            "alltoall with splits inside a program, whose shapes are fixed before the ranks talk; leave splits out and "
+            "alltoall takes no splits inside a program, whose shapes are fixed when JAX traces; leave splits out and "
             "pad the rows, or call it outside of jit"
         )
     call = with_splits(call, splits)

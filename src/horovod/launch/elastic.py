@@ -56,8 +56,8 @@ _LOOK_S = 0.5  # between two looks at whether processes wait for one that has en
 class ElasticJob(Supervision):
     """An elastic job. A *rank* of ``Supervision`` is a process number here; members of a generation have ranks, too.
 
-    The plan names no rank. A job with a script has no ``offers``, the hosts that may be used. The ``endpoints`` of the
-    service are that for this host and those for others. Each rank makes the ``call``, if it is one of ``horovod.run``.
+    The plan names no rank. ``offers`` are the hosts that may be used, empty when a script names them; ``endpoints`` are
+    the service's, for this host and for others; ``call`` is a pickled call of ``horovod.run``, empty for a command.
     """
 
     def __init__(

@@ -111,8 +111,10 @@ def run(
         num_proc if np is None else np, min_num_proc=fewest, max_num_proc=most, slots=slots, reset_limit=reset_limit,
         host_discovery_script=host_discovery_script, cooldown_range=cooldown_range,
     )  # fmt: skip
-    if elastic and (use_mpi or (elastic.script and (hosts or hostfile))):
-        raise ValueError("an elastic job takes neither use_mpi nor, with host_discovery_script, hosts or hostfile")
+    if elastic and use_mpi:
+        raise ValueError("use_mpi cannot start an elastic job, since MPI ends all ranks when one is lost; leave it out")
+    if elastic and elastic.script and (hosts or hostfile):
+        raise ValueError("give host_discovery_script, or hosts or hostfile, not both")
     if hosts and hostfile:
         raise ValueError("give hosts or hostfile, not both")
     if use_gloo and use_mpi:

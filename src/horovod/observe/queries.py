@@ -130,7 +130,7 @@ def current_status(subject: Engine, members_of: Callable[[int], tuple[int, ...]]
     blocked = _blocked(main, members_of, count) if main is not None else None
     others = [_blocked(handle, members_of, count) for handle in waiting.values() if handle is not main]
     if len(others) > _MOST_OTHERS:
-        others, free = [], free or "more threads than can be told"
+        others, free = [], free or "more threads than a report names"
     operations = count(main.cached.request)[1] if main is not None else 0
     number = len(still) if still is not None and still == pending else -1
     failure = str(subject.failure) if subject.failure is not None else ""

@@ -18,10 +18,10 @@ _LOOKS = 4
 
 
 class Recording:
-    """See the module. An ended operation is kept for the next look: by then the others have told their arrival times.
+    """See the module. An ended operation is kept until the next look: by then the others have sent their arrival times.
 
-    The session may be replaced by the same session with an end. One rank alone has no board, where ranks tell each
-    other the times of their submissions.
+    The session may be replaced by the same session with an end. One rank alone has no board, where ranks publish
+    the times of their submissions.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class _Keeper:
             self._bell.release()
 
     def end(self) -> None:
-        """Make the thread conclude, and wait for it."""
+        """Let the thread record the rest and end; wait for it."""
         self._is_leaving = True
         self.wake()
         self._thread.join(2 * _END_S)

@@ -239,7 +239,7 @@ class _Leader:
             if _send(service, join):
                 self._reached_at = now
             elif now - self._reached_at > _LOST_S:
-                raise PeerLostError(f"the job service has ended, or cannot be reached any more for {_LOST_S:g} s")
+                raise PeerLostError(f"the job service has ended, or could not be reached for {_LOST_S:g} s")
         for data in _arrived(service):
             answer: StillMissing | AllHere | Refusal | None = unpack(data, StillMissing | AllHere | Refusal)  # type: ignore[arg-type]
             if isinstance(answer, Refusal):

@@ -36,7 +36,7 @@ class TensorFlowAdapter(ImmutableAdapter):
     def buffer(self, tensor: Any) -> Array:
         """Return an array over the memory of an eager tensor."""
         if tensor.dtype.name not in DTYPES:
-            raise TypeError(f"tensors of {tensor.dtype.name} cannot be sent; those of {', '.join(DTYPES)} can")
+            raise TypeError(f"Tensor type {tensor.dtype.name} is not supported. Supported: {', '.join(DTYPES)}")
         # numpy does not accept an ml_dtypes scalar from ``__array__``.
         array: Array = np.asarray(tensor) if tensor.shape.rank else np.asarray(tensor.numpy())
         return array

@@ -106,7 +106,7 @@ def node(
     """
     for tensor in tensors:
         if tensor.dtype.name not in DTYPES:
-            raise TypeError(f"tensors of {tensor.dtype.name} cannot be sent; those of {', '.join(DTYPES)} can")
+            raise TypeError(f"Tensor type {tensor.dtype.name} is not supported. Supported: {', '.join(DTYPES)}")
     if xla.is_compiling():
         return xla.compiled(op_type, tensors, request)
     inputs = list(tensors)

@@ -55,10 +55,10 @@ _names = _Names()
 
 
 class Reducer:
-    """Keeps the gradients of parameters, the same ones on every rank, equal on all ranks of a process set.
+    """Reduces gradients over a process set, in buckets; every rank has the same parameters.
 
-    The gradients of a group travel together; other buckets have ``bucket_bytes``. By default every rank gets all of
-    them.
+    The gradients of a group travel together; other buckets have ``bucket_bytes``. By default every rank gets all
+    reduced gradients.
     """
 
     def __init__(

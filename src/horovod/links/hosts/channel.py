@@ -48,7 +48,7 @@ class _Keeper:
         self._gathering.submit(rank, signature, note)
 
     def _send_data(self, message: frames.Payload) -> None:
-        """Send the data of a submission, at the latest with what comes of it."""
+        """Send the data of a submission: before the submission, or in one message with it."""
         self._batch.append(message)
 
     def _is_owed(self) -> bool:

@@ -36,7 +36,9 @@ class TorchEstimator(HorovodEstimator):
         if value("optimizer") is None or (value("loss") is None and not value("loss_constructors")):
             raise RequestError("TorchEstimator needs optimizer, and loss or loss_constructors")
         if not isinstance(value("optimizer"), torch.optim.Optimizer):
-            raise RequestError(f"optimizer must be one of torch.optim, made. Received: {value('optimizer')!r}")
+            raise RequestError(
+                f"optimizer must be an object of torch.optim.Optimizer. Received: {value('optimizer')!r}"
+            )
         known = {id(parameter) for parameter in value("model").parameters()}
         if any(id(p) not in known for group in value("optimizer").param_groups for p in group["params"]):
             raise RequestError("the optimizer has parameters that the model lacks; make it of model.parameters()")

@@ -64,7 +64,7 @@ class _Layout:
 def allreduce_staged(
     staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]], phase: int = 0
 ) -> None:  # fmt: skip
-    """Reduce ordinary tensors, several works at once when they were fused; so many phases of the entry are over."""
+    """Reduce the ordinary tensors of one work, or of fused works; ``phase`` phases of the entry are over."""
     entry, _ = batch[0]
     # Fused works meet by chance, so only the layout of a single work, which may come again, is kept.
     layout = _Layout(batch) if len(batch) > 1 else entry.cache.get("staged", lambda: _Layout(batch))

@@ -96,8 +96,8 @@ class Staging:
     ) -> None:
         """Run ``count`` rounds of two steps each: after ``reduce``, all results can be read in ``collect``.
 
-        Three buffers would do: a rank has collected round c-2 when it announces that c-1 is reduced. If ranks
-        share cores, there is one large buffer instead: then filling one ahead is useless, but meeting seldom helps.
+        Three buffers suffice: a rank has collected round c-2 when it announces that c-1 is reduced. Ranks that share
+        cores use one large buffer: they gain nothing from filling ahead, but something from meeting less often.
         """
         flags, base = self.flags, self._begin(sequence, members, phase)
         if self.flags.control.has_large_rounds:
