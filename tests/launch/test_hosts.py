@@ -86,7 +86,7 @@ def test_hostfile_is_read(text: str, hosts: list[HostSlots]) -> None:
     [
         ("", r"hosts.txt names no host"),
         ("# nothing\n", r"hosts.txt names no host"),
-        ("a slots=2\nb slots=two", r"hosts.txt, line 2"),
+        ("a slots=2\nb slots=two", r"hosts.txt, line 2.*received 'b slots=two'"),
         ("a slots=", r"hosts.txt, line 1.*expected `host slots=n`"),
         ("a slots 2", r"hosts.txt, line 1.*expected `host slots=n`"),
         ("slots=2", r"hosts.txt, line 1"),

@@ -85,7 +85,7 @@ def _host(entry: str, slots: str, where: str, default: int = 1, allows_zero: boo
     if not is_name or (at and not _NAME.fullmatch(user)) or not is_number:
         raise ValueError(
             f"{where}: expected a host and a number of slots{'' if allows_zero else ' above 0'}, "
-            f"received {f'{entry} {slots}'.strip()!r}"
+            f"received {f'{entry} slots={slots}' if slots else entry!r}"
         )
     return HostSlots(user + at + name, int(number or default))
 
