@@ -126,6 +126,8 @@ def test_functions_of_modules_beside_the_script(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ({"hosts": "localhost:1", "hostfile": "f"}, "hosts or hostfile"),
+        ({"hosts": "a:1", "host_discovery_script": "./hosts.sh", "min_num_proc": 1}, "only one of them"),
+        ({"use_mpi": True, "min_num_proc": 1}, "use_mpi cannot start an elastic job"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo or use_mpi"),
         ({"num_proc": 0}, "at least 1"),
         ({"hosts": ["a:2"]}, r"-H \['a:2'\] names no host; give one text with host:slots"),

@@ -113,10 +113,8 @@ def run(
     )  # fmt: skip
     if elastic and use_mpi:
         raise ValueError("use_mpi cannot start an elastic job, since MPI ends all ranks when one is lost; leave it out")
-    if elastic and elastic.script and (hosts or hostfile):
-        raise ValueError("give host_discovery_script, or hosts or hostfile, not both")
-    if hosts and hostfile:
-        raise ValueError("give hosts or hostfile, not both")
+    if sum(map(bool, (hosts, hostfile, host_discovery_script))) > 1:
+        raise ValueError("give hosts or hostfile or host_discovery_script, only one of them")
     if use_gloo and use_mpi:
         raise ValueError("give use_gloo or use_mpi, not both")
     size = elastic.num_proc if elastic else np if np is not None else 1 if num_proc is None else num_proc
