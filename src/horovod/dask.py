@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from horovod.phrases import few
 
 __all__ = ["run"]
 
-#: Interval of checks for lost workers; time for the rank that made others fail to fail itself.
+#: Interval of checks for lost workers and cancelled tasks; time for the rank that made others fail to fail itself.
 _LOOK_S, _CAUSE_S = 1.0, 2.0
 
 
@@ -73,13 +74,9 @@ def run(
         _wait(client, futures, workers, job)
         found: list[Any] = client.gather(futures)
         return found
-    except BaseException:  # Dask cannot end a task that runs
-        with contextlib.suppress(Exception):  # the cluster itself may be lost
-            running = [worker for worker in workers if worker in client.nthreads()]
-            client.run(leave_job, job.variables[0][JOB_ID], workers=running, wait=False, on_error="ignore")
-        raise
     finally:
-        client.cancel(futures)
+        with contextlib.suppress(Exception):  # the client may be closed, or the cluster lost
+            client.cancel(futures)  # ranks that still run leave the job
         job.close()
 
 
@@ -96,6 +93,8 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: Work
     while waiting:
         try:
             distributed.wait(list(waiting.values()), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+        except distributed.CancelledError:
+            pass  # told below, with the ranks
         except (TimeoutError, distributed.TimeoutError):
             here = client.nthreads()
             if lost := [rank for rank in waiting if workers[rank] not in here]:
@@ -103,6 +102,11 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: Work
                     job.ended(rank, who[rank], "was lost")
                 gone = few([who[rank] for rank in lost])
                 raise LaunchError(f"Dask lost {gone}; its log says why. The other ranks have ended, too") from None
+        if cancelled := [who[rank] for rank, future in waiting.items() if future.cancelled()]:
+            raise LaunchError(
+                f"Dask cancelled {few(cancelled)}, as it does in client.cancel(), restart() and close(). "
+                "All ranks leave the job: call horovod.dask.run again"
+            )
         failed = [rank for rank, future in waiting.items() if future.status == "error"]
         for rank in failed:
             job.ended(rank, who[rank], "failed")
@@ -115,13 +119,33 @@ def _raise_cause(futures: Sequence[Any]) -> None:
     """Raise the error of a rank that did not fail because of another rank, if such an error comes soon."""
     import distributed
 
-    with contextlib.suppress(TimeoutError, distributed.TimeoutError):
+    with contextlib.suppress(TimeoutError, distributed.TimeoutError, distributed.CancelledError):
         distributed.wait(futures, timeout=_CAUSE_S)
     raise first_cause([future.exception() for future in futures if future.status == "error"])
 
 
 def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one rank on a worker, once."""
+    import distributed
+
     # Dask runs the tasks of a lost worker again; by then the other ranks have ended.
     refuse_second_run(variables, "horovod.dask.run")
-    return call_hosted(variables, func, args, kwargs)
+    worker, ended = distributed.get_worker(), threading.Event()
+    watch = threading.Thread(
+        target=_leave_when_cancelled, args=(worker.state.tasks, worker.get_current_task(), variables[JOB_ID], ended)
+    )
+    watch.start()
+    try:
+        return call_hosted(variables, func, args, kwargs)
+    finally:
+        ended.set()
+        watch.join()
+
+
+def _leave_when_cancelled(tasks: Mapping[Any, Any], key: Any, job_id: str, ended: threading.Event) -> None:
+    """Leave the job when Dask cancels the task, also since its client is lost: Dask cannot end a task that runs."""
+    while not ended.wait(_LOOK_S):
+        task = tasks.get(key)
+        if task is None or task.state == "cancelled":
+            leave_job(job_id)
+            return

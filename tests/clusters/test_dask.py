@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ def test_an_interrupt_ends_the_ranks(client: Any, tmp_path: Path) -> None:
         run(_train_for_ever, (str(tmp_path / "begun"),), client=client)
     thread.join()
     assert len(run(_train, (1.0,), client=client)) == 3
+
+
+@pytest.mark.parametrize("how", ["close", "restart"])
+def test_a_client_that_closes_or_restarts_the_cluster_ends_the_ranks(client: Any, tmp_path: Path, how: str) -> None:
+    from horovod.dask import run
+    from horovod.errors import LaunchError
+
+    with distributed.Client(client.cluster) as other, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, _train_for_ever, (str(tmp_path / "begun"),), client=other)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        getattr(other, how)()
+        with pytest.raises(LaunchError, match="Dask cancelled rank 0 on worker tcp://"):
+            running.result(60)
+        client.wait_for_workers(3)
+        assert len(run(_train, (1.0,), client=client)) == 3
 
 
 def test_ranks_run_in_the_workers_and_again(client: Any) -> None:

@@ -65,7 +65,7 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
                     os.environ[name] = text
 
 
-async def leave_job(job_id: str) -> None:
+def leave_job(job_id: str) -> None:
     """Make the rank in this process leave a job: its init() or next collective raises an error; from any thread.
 
     Args:
