@@ -47,6 +47,11 @@ def without_data():
     hvd.init()
     mixed.touch()
 
+def without_data_later():
+    if os.environ["HOROVOD_RANK"] == "1":
+        time.sleep(2)
+    without_data()
+
 def interrupt():
     while not begun.exists():
         time.sleep(0.05)
@@ -64,12 +69,18 @@ try:
 except LaunchError as error:
     print(error)
 executor.shutdown()
-executor.start(extra_env_vars=dict(HOROVOD_DEADLOCK_CHECK_TIME_SECONDS="0.5"))
+executor.start()
 try:
     executor.run(without_data)
 except ValueError as error:
     # Rank 0 waited in init(), and must not meet rank 1's next call there.
     print("no data" in str(error), executor.run(size), mixed.exists())
+executor.shutdown()
+executor.start(extra_env_vars=dict(HOROVOD_DEADLOCK_CHECK_TIME_SECONDS="0.5"))
+try:
+    ray.get(executor.run_remote(without_data_later))
+except ValueError as error:
+    print(executor.run(size), mixed.exists())
 try:
     executor.run(in_two_orders)
 except Exception as error:
@@ -94,7 +105,7 @@ def test_an_interrupt_ends_the_ranks(through_client: bool, tmp_path: Path) -> No
     interrupted, refused, *again = done.stdout.splitlines()
     assert interrupted == "interrupted"
     assert "call shutdown(), then start()" in refused if through_client else "call start() first" in refused
-    assert again == ["True [2, 2] False", "True", "[2, 2] True"]
+    assert again == ["True [2, 2] False", "[2, 2] False", "True", "[2, 2] True"]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::DeprecationWarning:ray")

@@ -46,6 +46,7 @@ class StaticAdapter:
         self._workers: list[Any] = []  # by rank
         self._who: list[str] = []
         self._lost: dict[int, BaseException] = {}
+        self._calls: list[Any] = []  # second results of calls that may still run
 
     def start(self, executable: tuple[Any, Any, Any], extra_env_vars: Mapping[str, str]) -> None:
         """Start the actors, and make each of them a rank.
@@ -133,10 +134,16 @@ class StaticAdapter:
         if self._lost:
             rank = min(self._lost)
             raise lost_rank(self._who[rank], self._lost[rank])
+        ended, self._calls = ray.wait(self._calls, num_returns=len(self._calls), timeout=0) if self._calls else ([], [])
+        try:
+            ray.get(ended)
+        except Exception:  # of a rank in run_remote(); others may still wait in hvd.init()
+            self._leave()
 
     def _submit(self, rank: int, method: str, *args: Any) -> Any:
         value, done = getattr(self._workers[rank], method).options(num_returns=2).remote(*args)
         job, who, lost = self._job, self._who[rank], self._lost
+        self._calls.append(done)
         done.future().add_done_callback(lambda future: self._note_end(job, rank, who, lost, future))
         return value
 
@@ -174,11 +181,7 @@ class StaticAdapter:
         if waiting:
             take(ray.wait(list(waiting), num_returns=len(waiting), timeout=_CAUSE_S)[0])
         lost = [rank for rank, error in errors.items() if isinstance(error, LOST)]
-        for ref in waiting:
-            ray.cancel(ref)  # ends a wait in hvd.init()
-        # The next call begins with hvd.init() on all ranks, and must not meet those that still run this one.
-        reset = [worker.reset.remote() for worker in self._workers]
-        ray.wait(reset, num_returns=len(reset), timeout=_CAUSE_S)
+        self._leave()
         for ref in list(waiting):
             with contextlib.suppress(Exception):  # Ray would print an error that nobody has taken
                 ray.get(ref, timeout=0)
@@ -192,12 +195,20 @@ class StaticAdapter:
             cause.add_note(f"raised on {self._who[rank]}")
         raise cause
 
+    def _leave(self) -> None:
+        """Have all ranks leave the job: the next call begins with hvd.init(), and must not meet ranks of this one."""
+        for ref in self._calls:
+            ray.cancel(ref)  # ends a wait in hvd.init()
+        self._calls = []
+        reset = [worker.reset.remote() for worker in self._workers]
+        ray.wait(reset, num_returns=len(reset), timeout=_CAUSE_S)
+
     def shutdown(self) -> None:
         """End the actors, and release the resources."""
         job, self._job = self._job, None  # so that no actor counts as lost
         for worker in self._workers:
             ray.kill(worker)
-        self._workers, self._who, self._lost = [], [], {}
+        self._workers, self._who, self._lost, self._calls = [], [], {}, []
         if self._placement is not None:
             self._placement.remove()
             self._placement = None
