@@ -63,9 +63,7 @@ def test_who_left_first_is_named(order: tuple[int, int]) -> None:
 
 def test_leaving_disturbs_no_process_set_without_the_leaver() -> None:
     job = PaperJob(3)
-    for rank in range(3):
-        job.submit(rank, request(kind=Kind.ADD_PROCESS_SET, ranks=(0, 1)))
-    job.settle()
+    job.agree(request(kind=Kind.ADD_PROCESS_SET, ranks=(0, 1)))
     first = job.submit(0, request("a", process_set=1))
     job.coordinator.leave(2, "gone")
     second = job.submit(1, request("a", process_set=1))

@@ -97,15 +97,11 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], str, str, str]] = {
 
 def _submit(how: dict[str, object], other: dict[str, object], name: str) -> tuple[PaperJob, str]:
     job = PaperJob(3)
-    for rank in range(3):
-        job.submit(rank, request(name, site=f"train.py:{rank + 10}", **(other if rank == 1 else how)))  # type: ignore[arg-type]
-    job.settle()
+    requests = [request(name, site=f"train.py:{rank + 10}", **(other if rank == 1 else how)) for rank in range(3)]  # type: ignore[arg-type]
+    response = job.agree(*requests)
     job.assert_quiet()
-    responses = [me.executed[0].response for me in job.ranks]
-    assert responses[0] is not None
-    assert responses[0].error_type == "MismatchError"
-    assert {response.error for response in responses if response} == {responses[0].error}
-    return job, responses[0].error
+    assert response.error_type == "MismatchError"
+    return job, response.error
 
 
 @pytest.mark.parametrize("name", ["grad", ""])
@@ -134,19 +130,13 @@ def test_other_operations_without_a_name_point_to_a_call_that_was_left_out() -> 
 @pytest.mark.parametrize("name", ["grad", ""])
 def test_the_job_goes_on_after_a_mismatch(name: str) -> None:
     job, _ = _submit({}, {"shape": (5,)}, name)
-    for rank in range(3):
-        job.submit(rank, request(name, shape=(5,)))
-    job.settle()
-    assert [me.executed[-1].response.error for me in job.ranks if me.executed[-1].response] == ["", "", ""]
+    assert job.agree(request(name, shape=(5,))).error == ""
 
 
 def test_a_mismatch_is_found_again_when_it_happens_again() -> None:
     job = PaperJob(2)
     for _ in range(3):
-        for rank in range(2):
-            job.submit(rank, request("a", shape=(rank,)))
-        job.settle()
-    assert [handle.response.error_type for handle in job.ranks[1].executed if handle.response] == ["MismatchError"] * 3
+        assert job.agree(request("a", shape=(0,)), request("a", shape=(1,))).error_type == "MismatchError"
 
 
 @pytest.mark.parametrize(
@@ -154,32 +144,16 @@ def test_a_mismatch_is_found_again_when_it_happens_again() -> None:
     [(Kind.ALLGATHER, [(0, 3), (2, 3), (7, 3)]), (Kind.ALLTOALL, [(3, 2), (0, 2), (6, 2)])],
 )
 def test_the_first_dimension_may_differ(kind: Kind, shapes: list[tuple[int, ...]]) -> None:
-    job = PaperJob(3)
-    for rank in range(3):
-        job.submit(rank, request("a", kind, shape=shapes[rank]))
-    job.settle()
-    response = job.ranks[0].executed[0].response
-    assert response is not None
+    response = PaperJob(3).agree(*(request("a", kind, shape=shape) for shape in shapes))
     assert response.error == ""
     assert [r.tensors[0].shape for r in response.requests] == shapes
 
 
 def test_device_numbers_may_differ() -> None:
-    job = PaperJob(2)
-    for rank in range(2):
-        job.submit(rank, request("a", device=f"cuda:{rank}"))
-    job.settle()
-    response = job.ranks[0].executed[0].response
-    assert response is not None
-    assert response.error == ""
+    assert PaperJob(2).agree(request("a", device="cuda:0"), request("a", device="cuda:1")).error == ""
 
 
 def test_like_requests_travel_once_in_the_response() -> None:
-    job = PaperJob(3)
-    for rank in range(3):
-        job.submit(rank, request("a", site=f"a.py:{rank}"))
-    job.settle()
-    response = job.ranks[0].executed[0].response
-    assert response is not None
+    response = PaperJob(3).agree(*(request("a", site=f"a.py:{rank}") for rank in range(3)))
     assert response.requests == (request("a"),)
     assert response.request_of(2) == response.requests[0]

@@ -99,6 +99,13 @@ class PaperJob:
         self._submit(rank, self._signature(rank, wanted), note)
         return handle
 
+    def agree(self, *wanted: Request) -> Response:
+        """Let each rank submit its request, or all of them the only one that is given; return the answer to all."""
+        handles = [self.submit(rank, wanted[rank % len(wanted)]) for rank in range(len(self.ranks))]
+        self.settle()
+        assert len({handle.response for handle in handles}) == 1
+        return handles[0].response
+
     def _submit(self, rank: int, signature: int, note: int) -> None:
         self.coordinator.submit(rank, signature, note)
 
