@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from elastic_double import Job, Told, failing, make_job
+from elastic_double import Job, Told, failing
 
 import horovod.numpy as hvd
 from horovod import context
@@ -30,15 +29,6 @@ from horovod.errors import (
     PeerLostError,
     RequestError,
 )
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """An elastic job."""
-    hvd.init()
-    yield make_job(monkeypatch)
-    hvd.shutdown()
-
 
 AGAIN = ["reset", "callback", "sync", "train"]
 ORDERS: dict[str, tuple[list[Exception | None], list[Any]]] = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from elastic_double import Job, Told, failing, make_job
+from elastic_double import Job, Told, failing
 
 import horovod.numpy as hvd
 from horovod.bindings.elastic.rates import LearningRateScale
@@ -16,14 +15,6 @@ from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import step
 from horovod.errors import PeerLostError
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """An elastic job."""
-    hvd.init()
-    yield make_job(monkeypatch)
-    hvd.shutdown()
 
 
 def test_a_failed_step_has_no_effect_and_is_kept(job: Job) -> None:

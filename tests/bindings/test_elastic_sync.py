@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from elastic_double import Job, Told, failing, make_job
+from elastic_double import Job, Told, failing
 
-import horovod.numpy as hvd
 from horovod.bindings.elastic.run import _Member, run
 from horovod.errors import InitError, PeerLostError, RequestError
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """An elastic job."""
-    hvd.init()
-    yield make_job(monkeypatch)
-    hvd.shutdown()
 
 
 def test_a_new_rank_that_loses_the_others_before_they_have_talked_lacks_the_state(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from horovod import context
+from horovod.bindings import process_sets
 from horovod.bindings.elastic.state import ObjectState
 
-__all__ = ["Job", "Told", "failing", "make_job"]
+__all__ = ["Job", "Told", "failing", "job", "make_job"]
 
 
 class Job:
@@ -92,3 +93,11 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(context, "wants_change", lambda: found.wants)
     monkeypatch.setattr(context, "leave_job", lambda: found.events.append("leave"))
     return found
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """An elastic job."""
+    process_sets.init()
+    yield make_job(monkeypatch)
+    process_sets.shutdown()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_double import make_job
+from elastic_double import Job
 
 import horovod.torch as hvd
 from horovod.errors import PeerLostError
@@ -46,10 +46,5 @@ def _train(fails_after_step: bool | None) -> Any:
 
 
 @pytest.mark.parametrize("fails_after_step", [False, True])
-def test_a_failed_step_is_done_again_with_a_scaler(fails_after_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    hvd.init()
-    make_job(monkeypatch)
-    try:
-        assert _train(fails_after_step) == _train(None)
-    finally:
-        hvd.shutdown()
+def test_a_failed_step_is_done_again_with_a_scaler(fails_after_step: bool, job: Job) -> None:
+    assert _train(fails_after_step) == _train(None)

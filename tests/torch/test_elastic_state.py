@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from elastic_double import Job, make_job
+from elastic_double import Job
 
 import horovod.torch as hvd
 from horovod import context
 from horovod.errors import InitError, PeerLostError
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """An elastic job."""
-    hvd.init()
-    yield make_job(monkeypatch)
-    hvd.shutdown()
 
 
 def parts(seed: int = 0) -> tuple[torch.nn.Module, Any]:
