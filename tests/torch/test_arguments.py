@@ -19,7 +19,7 @@ from horovod.errors import NotInitializedError, RequestError
 from horovod.torch.adapter import TorchAdapter
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """A world of one."""
     hvd.init()
@@ -52,7 +52,6 @@ def test_errors_about_the_number_of_arguments_name_a_public_function(name: str) 
         getattr(hvd, name)()
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -77,7 +76,6 @@ def test_arguments_of_collectives_that_do_not_fit_are_named(call: Callable[[torc
         call(torch.ones(4))
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -110,13 +108,11 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: st
         hvd.DistributedOptimizer(sgd(net()), **options)
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_model_is_no_optimizer() -> None:
     with pytest.raises(RequestError, match=rf"such as torch.optim.SGD.* Received: Sequential \(at {__file__}:"):
         hvd.DistributedOptimizer(net())  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_parameter_twice_in_groups_is_refused() -> None:
     model = net()
     weight = next(iter(model.parameters()))
@@ -124,7 +120,6 @@ def test_a_parameter_twice_in_groups_is_refused() -> None:
         hvd.DistributedOptimizer(sgd(model), groups=[[weight], [weight]])
 
 
-@pytest.mark.usefixtures("alone")
 def test_groups_may_hold_parameters_that_are_not_trained() -> None:
     model = net()
     first, *others = model.parameters()
@@ -134,13 +129,11 @@ def test_groups_may_hold_parameters_that_are_not_trained() -> None:
     assert len(hvd.DistributedOptimizer(optimizer, groups=[[first, *others], [plain]])._groups) == 2
 
 
-@pytest.mark.usefixtures("alone")
 def test_wrapping_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd(net())))
 
 
-@pytest.mark.usefixtures("alone")
 def test_num_groups_is_deprecated() -> None:
     with pytest.warns(DeprecationWarning, match="groups"):
         optimizer = hvd.DistributedOptimizer(sgd(net()), num_groups=3)
@@ -148,11 +141,11 @@ def test_num_groups_is_deprecated() -> None:
 
 
 def test_it_needs_init() -> None:
+    hvd.shutdown()
     with pytest.raises(NotInitializedError):
         hvd.DistributedOptimizer(sgd(net()))
 
 
-@pytest.mark.usefixtures("alone")
 def test_it_is_an_optimizer_of_the_same_class() -> None:
     model = net()
     plain = sgd(model)
@@ -174,14 +167,12 @@ def test_it_is_an_optimizer_of_the_same_class() -> None:
     assert optimizer.find_duplicates(["a", "b", "a"]) == {"a"}
 
 
-@pytest.mark.usefixtures("alone")
 def test_parameters_without_names_are_numbered() -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([{"params": [p]} for p in net().parameters()], lr=0.1))
     names = [f"allreduce.noname.{group}.0" for group in range(4)]
     assert list(optimizer._parameter_names.values()) == names
 
 
-@pytest.mark.usefixtures("alone")
 def test_one_rank_trains_as_without_it() -> None:
     torch.manual_seed(0)
     ours = net()
@@ -198,7 +189,6 @@ def test_one_rank_trains_as_without_it() -> None:
     assert not ours[0].weight._post_accumulate_grad_hooks  # type: ignore[index]
 
 
-@pytest.mark.usefixtures("alone")
 def test_step_hooks_run_once() -> None:
     model = net()
     optimizer = hvd.DistributedOptimizer(sgd(model))
@@ -210,7 +200,6 @@ def test_step_hooks_run_once() -> None:
     assert calls == ["before", "after"]
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("made", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_a_copy_is_a_plain_optimizer(made: Callable[[Any], Any], op: int) -> None:
@@ -229,14 +218,12 @@ def test_a_copy_is_a_plain_optimizer(made: Callable[[Any], Any], op: int) -> Non
     again.step()
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall", "reducescatter", "allreduce_"])
 def test_what_is_no_tensor_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=r"expected a torch.Tensor, received float"):
         getattr(hvd, name)(0.5)
 
 
-@pytest.mark.usefixtures("alone")
 def test_what_fails_on_one_rank_alone_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = hvd.allreduce_async(torch.full((2,), 1.0))
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
@@ -250,7 +237,6 @@ def _no_memory(*_: Any) -> Any:
     raise MemoryError
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_scheduler_made_before_still_sets_the_rate() -> None:
     plain = sgd(net())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, gamma=0.5)
@@ -260,7 +246,6 @@ def test_a_scheduler_made_before_still_sets_the_rate() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_scheduler_made_before_still_sets_the_rate_after_a_checkpoint_is_loaded() -> None:
     model = net()
     plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -289,7 +274,6 @@ def test_compression_casts_floating_point_only(name: str, wire: torch.dtype | No
     assert torch.equal(restored, tensor)
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_a_nested_tensor_is_refused_with_a_remedy() -> None:
     parts = [torch.ones(2), torch.ones(3)]
@@ -298,7 +282,6 @@ def test_a_nested_tensor_is_refused_with_a_remedy() -> None:
             hvd.allreduce(torch.nested.nested_tensor(parts, layout=layout))
 
 
-@pytest.mark.usefixtures("alone")
 def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
     expanded = torch.zeros(1).expand(4)
     for operation in (hvd.allreduce_, hvd.allreduce_async_):
@@ -307,7 +290,6 @@ def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
     assert torch.equal(hvd.allreduce(expanded), torch.zeros(4))
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     "call",
     [
