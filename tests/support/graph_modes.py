@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from heard import heard
+
 __all__ = ["InGraphs", "callbacks_that_cannot_be_moved"]
 
 
@@ -45,14 +47,11 @@ class InGraphs:
 @contextmanager
 def callbacks_that_cannot_be_moved() -> Iterator[list[str]]:
     """Let this TensorFlow be one whose callbacks lie in memory as no library has them; yields what is warned."""
-    from horovod.logs import logger
     from horovod.tensorflow import unsafe
 
-    said: list[str] = []
-    before, warning = unsafe.known_layout, logger.warning
-    unsafe.known_layout = unsafe.Layout(code_of="no library")
-    logger.warning = lambda text, *values: said.append(text % values)
+    before, unsafe.known_layout = unsafe.known_layout, unsafe.Layout(code_of="no library")
     try:
-        yield said
+        with heard() as said:
+            yield said
     finally:
-        unsafe.known_layout, logger.warning = before, warning
+        unsafe.known_layout = before

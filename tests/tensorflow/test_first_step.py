@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 from harness import on_ranks, run_ranks
+from heard import heard
 from later import later
 
 hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 def _trains(mode: str, broadcast: str) -> list[str]:
-    from horovod.logs import logger
     from horovod.tensorflow.first_step import warn_now
 
-    said: list[str] = []
-    warning, logger.warning = logger.warning, lambda text, *values: said.append(text % values)
     weights = [tf.Variable(tf.ones([3]), name="equal"), tf.Variable(1.0 + hvd.rank(), name="own")]
     alone = tf.Variable(hvd.rank() * 1.0, name="local")
 
@@ -39,14 +37,12 @@ def _trains(mode: str, broadcast: str) -> list[str]:
     run = {"eager": step, "function": inner, "nested": tf.function(outer, autograph=False)}[mode]
     if broadcast == "before":
         hvd.broadcast_variables(weights, root_rank=0)
-    try:
+    with heard() as said:
         for number in range(4):
             run(tf.constant(1.0), number == 0)
             if number == 0 and broadcast == "outside":
                 hvd.broadcast_variables(weights, root_rank=0)
         warn_now()
-    finally:
-        logger.warning = warning
     return said
 
 
@@ -67,13 +63,10 @@ def test_a_loop_that_broadcasts_before_or_after_its_first_step_is_fine(mode: str
 
 @on_ranks(2, framework="tensorflow", returns=[[], []])
 def test_passes_of_the_first_step_may_come_before_the_broadcast() -> list[str]:
-    from horovod.logs import logger
     from horovod.tensorflow.first_step import warn_now
 
-    said: list[str] = []
-    warning, logger.warning = logger.warning, lambda text, *values: said.append(text % values)
     weight = tf.Variable(1.0 + hvd.rank())
-    try:
+    with heard() as said:
         for step in range(3):
             total = tf.constant(0.0)
             for _ in range(4):
@@ -84,8 +77,6 @@ def test_passes_of_the_first_step_may_come_before_the_broadcast() -> list[str]:
             if step == 0:
                 hvd.broadcast_variables([weight], root_rank=0)
         warn_now()
-    finally:
-        logger.warning = warning
     return said
 
 
