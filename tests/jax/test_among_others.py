@@ -8,19 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Ranks, on_ranks, run_ranks
+from jax_modes import names_submitted
 from later import later
 
 hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
-
-
-def _names(program: Any, *args: Any) -> list[str]:
-    """The keys of the collectives that one execution of a program submits, in order."""
-    from horovod import context
-
-    ring = context.engine().ring
-    ring.clear()
-    jax.block_until_ready(program(*args))
-    return [record[0].name for record in ring]
 
 
 def _rematerialised() -> list[list[str]]:
@@ -35,7 +26,7 @@ def _rematerialised() -> list[list[str]]:
         again = jax.checkpoint(layer, policy=policy)
         program = jax.jit(jax.grad(lambda x, again=again: again(again(x)).sum()))
         np.testing.assert_allclose(program(x), wanted, rtol=1e-6)
-        found.append(_names(program, x))
+        found.append(names_submitted(program, x))
     return found
 
 

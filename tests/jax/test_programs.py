@@ -8,23 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
+from jax_modes import names_submitted
 from later import later
 
-from horovod import context
 from horovod.errors import MismatchError
 
 hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
-
-
-def _names(program: Any, *args: Any) -> list[str]:
-    """The keys of the collectives that one execution of a program submits, in order."""
-    ring = context.engine().ring
-    before = ring[-1] if ring else None
-    jax.block_until_ready(program(*args))
-    records = list(ring)
-    if before is not None:
-        records = records[next(i for i, record in enumerate(records) if record is before) + 1 :]
-    return [record[0].name for record in records]
 
 
 @on_ranks(1, framework="jax")
@@ -51,15 +40,15 @@ def test_names_come_from_program_and_line_and_are_numbered() -> None:
         f"broadcast.program/test_programs.py:{line}.1",
         f"allgather.program/test_programs.py:{line}",
     ]
-    found = _names(program, x)
+    found = names_submitted(program, x)
     assert found == want, "\n".join(found)
     # Traced anew, for another shape, it has the same names.
-    assert _names(program, jnp.ones(5)) == _names(program, x)
+    assert names_submitted(program, jnp.ones(5)) == names_submitted(program, x)
     gradient = jax.jit(jax.grad(lambda x: hvd.allreduce(x, name="loss").sum()))
-    assert _names(gradient, x) in (["allreduce.loss", "allreduce.loss.gradient"], ["allreduce.loss.gradient"])
+    assert names_submitted(gradient, x) in (["allreduce.loss", "allreduce.loss.gradient"], ["allreduce.loss.gradient"])
     # A compiled program holds nothing of what it was compiled from.
     unused = jax.jit(lambda x: (hvd.allreduce(x), x)[1])
-    assert _names(unused, x) == []
+    assert names_submitted(unused, x) == []
 
 
 def _order(rank_matters: bool) -> list[str]:
@@ -81,9 +70,9 @@ def _order(rank_matters: bool) -> list[str]:
         last = hvd.allreduce(jnp.sin(x[:size]).sum(), name="last")
         return last, branch.sum(), loop.sum(), doubled, total
 
-    names = _names(jax.jit(nested), jnp.arange(100.0))
+    names = names_submitted(jax.jit(nested), jnp.arange(100.0))
     assert names.index("allreduce.last") == len(names) - 1 == 4
-    return _names(jax.jit(program), jnp.arange(100.0))
+    return names_submitted(jax.jit(program), jnp.arange(100.0))
 
 
 def _order_by(way: str, rank_matters: bool) -> list[str]:
