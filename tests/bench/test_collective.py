@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from bench_doubles import LocalAgreement, ScriptedContender
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import run_cases
@@ -63,7 +63,9 @@ def test_a_case_larger_than_memory_is_skipped_by_all() -> None:
     assert not log
 
 
-def _every_operation() -> list[set[str]]:
+@pytest.mark.slow
+@on_ranks(2)
+def test_every_operation_is_checked_and_timed_in_process() -> None:
     import horovod.torch as hvd
 
     control = Agreement(hvd)
@@ -73,10 +75,5 @@ def _every_operation() -> list[set[str]]:
         rows = run_cases(cases, contenders, control, nothing, rounds=1, round_s=1e-4)
     finally:
         contenders[-1].close()
-    return [set(row["results"]) for row in rows]
-
-
-@pytest.mark.slow
-def test_every_operation_is_checked_and_timed_in_process() -> None:
     names = {"horovod", "horovod arena", "gloo"}
-    assert run_ranks(2, _every_operation) == [[names] * 2 * len(OPS)] * 2
+    assert [set(row["results"]) for row in rows] == [names] * 2 * len(OPS)

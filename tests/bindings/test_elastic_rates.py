@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod import context
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
@@ -56,7 +56,10 @@ def test_a_failed_step_leaves_rates_as_they_were(monkeypatch: pytest.MonkeyPatch
         LearningRateScale([SimpleNamespace(learning_rate=lambda step: 0.1)], 1)
 
 
-def _follows() -> list[float]:
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@on_ranks(1, returns=[[0.25, 0.5, 0.25, 0.5]], given=["backend"])
+def test_the_rate_of_a_keras_optimizer_follows() -> list[float]:
     """The rates of an optimizer that is meant for two ranks on one: in a step, after it has failed, and in the next."""
     import keras
 
@@ -75,12 +78,6 @@ def _follows() -> list[float]:
     found.append(float(optimizer.learning_rate))
     scale.step()
     return [*found, float(optimizer.learning_rate), scale.factor]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
-def test_the_rate_of_a_keras_optimizer_follows(backend: str) -> None:
-    assert run_ranks(1, _follows, framework=f"keras-{backend}") == [[0.25, 0.5, 0.25, 0.5]]
 
 
 def test_a_global_batch_stays_as_large(monkeypatch: pytest.MonkeyPatch) -> None:

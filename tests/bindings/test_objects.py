@@ -34,7 +34,8 @@ def test_objects_of_all_ranks_through_numpy() -> None:
     assert hvd.broadcast_object(large) == large
 
 
-def _unpicklable() -> list[str]:
+@on_ranks(2)
+def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank() -> None:
     rank, lock = hvd.rank(), threading.Lock()
     texts = []
     attempts: list[Any] = [
@@ -48,14 +49,9 @@ def _unpicklable() -> list[str]:
         assert isinstance(caught.value.__cause__, TypeError) == (rank == 1)
     # The ranks are in step still.
     assert hvd.allgather_object(rank) == list(range(hvd.size()))
-    return texts
-
-
-def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank() -> None:
-    for texts in run_ranks(2, _unpicklable):
-        for text in texts:
-            assert text.startswith("rank 1 cannot pickle its object: TypeError: cannot pickle '_thread.lock'")
-            assert "test_objects.py:" in text
+    for text in texts:
+        assert text.startswith("rank 1 cannot pickle its object: TypeError: cannot pickle '_thread.lock'")
+        assert "test_objects.py:" in text
 
 
 class _Loads:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 pytest.importorskip("lightning", reason="needs: pip install khorovod[lightning]")
 
@@ -234,7 +234,9 @@ def test_hooks_and_losses_over_all_ranks_are_as_in_one_process(tmp_path: Path) -
             np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
 
 
-def _fabric(passes: int) -> tuple[list[Any], Any]:
+@pytest.mark.parametrize("passes", [1, 4])
+@on_ranks(2)
+def test_fabric_trains_as_one_process_does(passes: int) -> None:
     import torch
     from lightning.fabric import Fabric
 
@@ -258,15 +260,10 @@ def _fabric(passes: int) -> tuple[list[Any], Any]:
                 optimizer.zero_grad()
     gathered = fabric.all_gather(torch.tensor([fabric.global_rank]))
     del first
-    return _weights(plain), (gathered.tolist(), float(fabric.all_reduce(torch.tensor(fabric.global_rank))))
-
-
-@pytest.mark.parametrize("passes", [1, 4])
-def test_fabric_trains_as_one_process_does(passes: int) -> None:
-    for found, seen in run_ranks(2, _fabric, passes):
-        assert seen == ([[0], [1]], 0.5)
-        for mine, wanted in zip(found, _alone(passes, False, shuffles=False), strict=True):
-            np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
+    found, seen = _weights(plain), (gathered.tolist(), float(fabric.all_reduce(torch.tensor(fabric.global_rank))))
+    assert seen == ([[0], [1]], 0.5)
+    for mine, wanted in zip(found, _alone(passes, False, shuffles=False), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
 
 
 def _uneven_and_lbfgs(folder: str) -> list[Any]:
@@ -294,7 +291,8 @@ def test_ranks_end_with_the_same_weights(tmp_path: Path) -> None:
     assert not np.array_equal(first[1][0], _net(0, False).state_dict()["0.weight"])
 
 
-def _names() -> tuple[str, str]:
+@on_ranks(1, returns=[("HorovodStrategy", "HorovodFabricStrategy")])
+def test_the_strategy_has_a_name() -> tuple[str, str]:
     os.environ["MPI4PY_LIBMPI"] = "/nowhere/libmpi.so"  # as if mpi4py were installed without an MPI library
     import lightning
     from lightning.fabric import Fabric
@@ -309,7 +307,3 @@ def _names() -> tuple[str, str]:
                 made(strategy="horovod", accelerator="cpu", **wrong)  # type: ignore[arg-type]
     trainer = lightning.Trainer(strategy="horovod", accelerator="cpu", logger=False, enable_progress_bar=False)
     return type(trainer.strategy).__name__, type(Fabric(strategy="horovod", accelerator="cpu").strategy).__name__
-
-
-def test_the_strategy_has_a_name() -> None:
-    assert run_ranks(1, _names) == [("HorovodStrategy", "HorovodFabricStrategy")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 
@@ -124,7 +124,9 @@ def test_wrong_call_is_a_value_error(told: list[dict[str, str]], case: str) -> N
     assert all(WRONG[case][1] in one[case] for one in told), told[0][case]
 
 
-def also_internal() -> list[str]:
+@pytest.mark.parametrize("ranks", [1, 2])
+@on_ranks()
+def test_a_wrong_operation_is_both_of_horovods_errors() -> None:
     """Errors that Horovod raises as HorovodInternalError or as ValueError; scripts catch either."""
     calls: list[Callable[[], Any]] = [
         lambda: hvd.allgather(torch.tensor(1.0)),
@@ -139,12 +141,7 @@ def also_internal() -> list[str]:
             call()
         found.append(type(caught.value).__name__)
         assert isinstance(caught.value, ValueError)
-    return found
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_wrong_operation_is_both_of_horovods_errors(ranks: int) -> None:
-    assert run_ranks(ranks, also_internal) == [["RequestError"] * 5] * ranks
+    assert found == ["RequestError"] * 5
 
 
 def named_twice(name: str) -> tuple[int, bool]:

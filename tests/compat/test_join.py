@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 import horovod.torch as hvd
 
@@ -107,7 +107,8 @@ def test_training_on_uneven_epochs(counts: list[list[int]], how: str) -> None:
         torch.testing.assert_close(torch.tensor(weight), torch.tensor(reference(counts)), rtol=1e-6, atol=1e-9)
 
 
-def leaves() -> Any:
+@on_ranks(3, returns=[(0, 3.0), (1, 3.0), (2, 3.0)])
+def test_return_and_break_leave_a_block_as_its_end_does() -> Any:
     def first_even() -> int:
         with hvd.uneven_inputs():
             for number in range(10):
@@ -121,10 +122,6 @@ def leaves() -> Any:
         if hvd.rank() == 0:
             hvd.allgather(torch.ones(2))
     return found, hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-
-
-def test_return_and_break_leave_a_block_as_its_end_does() -> None:
-    assert run_ranks(3, leaves) == [(0, 3.0), (1, 3.0), (2, 3.0)]
 
 
 def fails() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod
 import horovod.torch as hvd
@@ -162,7 +162,9 @@ def test_before_init_a_value_error_says_what_to_do(name: str) -> None:
         getattr(hvd, name)()
 
 
-def answers() -> dict[str, Any]:
+@on_ranks(2)
+def test_who_and_what_this_is() -> None:
+    rank = hvd.rank()
     names = (
         "mpi_built mpi_enabled gloo_built gloo_enabled nccl_built ddl_built ccl_built cuda_built rocm_built "
         "is_homogeneous mpi_threads_supported rank size local_rank local_size cross_rank cross_size is_initialized"
@@ -172,18 +174,13 @@ def answers() -> dict[str, Any]:
     basics = hvd.mpi_ops._basics
     found["ids"] = basics._get_process_set_ids_and_ranks()
     found["of set 0"] = (basics._process_set_size(0), basics._process_set_rank(0))
-    return found
-
-
-def test_who_and_what_this_is() -> None:
-    for rank, found in enumerate(run_ranks(2, answers)):
-        assert found["nccl_built"] < 2700
-        assert all(isinstance(found[name], bool) for name in found if name.endswith("enabled"))
-        assert found["is_homogeneous"] is True
-        assert [found[name] for name in ("rank", "local_rank", "cross_rank", "again")] == [rank, rank, 0, rank]
-        assert [found[name] for name in ("size", "local_size", "cross_size")] == [2, 2, 1]
-        assert found["ids"] == {0: [0, 1]}
-        assert found["of set 0"] == (2, rank)
+    assert found["nccl_built"] < 2700
+    assert all(isinstance(found[name], bool) for name in found if name.endswith("enabled"))
+    assert found["is_homogeneous"] is True
+    assert [found[name] for name in ("rank", "local_rank", "cross_rank", "again")] == [rank, rank, 0, rank]
+    assert [found[name] for name in ("size", "local_size", "cross_size")] == [2, 2, 1]
+    assert found["ids"] == {0: [0, 1]}
+    assert found["of set 0"] == (2, rank)
 
 
 @pytest.mark.parametrize(

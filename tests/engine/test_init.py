@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from children import report
-from harness import Ranks, on_ranks, run_ranks
+from harness import Ranks, on_ranks
 
 from horovod.errors import InitError, NotInitializedError
 
@@ -36,25 +36,8 @@ def _open() -> list[str]:
     )
 
 
-def _many_times(times: int) -> None:
-    import horovod.numpy as hvd
-
-    before = _open()
-    for i in range(times):
-        hvd.init()
-        hvd.init()
-        assert hvd.is_initialized()
-        assert hvd.allreduce(np.full(3, i), op=hvd.Sum, name="x").tolist() == [i * hvd.size()] * 3
-        if i % 10 == 0:
-            assert hvd.size() == 1 or hvd.add_process_set([0]).process_set_id == 1
-            hvd.allreduce_(hvd.zeros(100_000))
-        hvd.shutdown()
-        hvd.shutdown()
-        assert not hvd.is_initialized()
-        assert _open() == before
-
-
-def _begins_inside_of_beginning() -> str:
+@on_ranks(2, init=False)
+def test_init_inside_of_init_is_refused_and_the_outer_one_goes_on() -> None:
     import horovod.numpy as hvd
     from horovod import context
 
@@ -73,12 +56,7 @@ def _begins_inside_of_beginning() -> str:
     usual, context.worlds.detect = context.worlds.detect, detect
     hvd.init()
     assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
-    return said[0]
-
-
-def test_init_inside_of_init_is_refused_and_the_outer_one_goes_on() -> None:
-    for said in run_ranks(2, _begins_inside_of_beginning, init=False):
-        assert "init() inside of init()" in said
+    assert "init() inside of init()" in said[0]
 
 
 @on_ranks(2, init=False)
@@ -102,9 +80,24 @@ def test_an_interrupted_init_has_left_and_may_be_called_again() -> None:
     assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_hundred_times(size: int) -> None:
-    run_ranks(size, _many_times, 100, init=False)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks(init=False)
+def test_a_hundred_times(times: int = 100) -> None:
+    import horovod.numpy as hvd
+
+    before = _open()
+    for i in range(times):
+        hvd.init()
+        hvd.init()
+        assert hvd.is_initialized()
+        assert hvd.allreduce(np.full(3, i), op=hvd.Sum, name="x").tolist() == [i * hvd.size()] * 3
+        if i % 10 == 0:
+            assert hvd.size() == 1 or hvd.add_process_set([0]).process_set_id == 1
+            hvd.allreduce_(hvd.zeros(100_000))
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        assert _open() == before
 
 
 @on_ranks(2, init=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, on_ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks
 
 import horovod.numpy as hvd
 from horovod import context
@@ -22,7 +22,10 @@ from horovod.transports.shm import control
 from horovod.transports.shm.transport import ShmTransport
 
 
-def _orders(count: int, elements: int) -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("elements", [1, 40_000], ids=["riding", "staged"])
+@on_ranks()
+def test_named_operations_in_another_order_on_every_rank(elements: int, count: int = 12) -> None:
     rank, size = hvd.rank(), hvd.size()
     rng = random.Random(rank)
     for _ in range(5):
@@ -32,12 +35,6 @@ def _orders(count: int, elements: int) -> None:
         rng.shuffle(numbers)
         for n in numbers:
             assert (hvd.synchronize(handles[n]) == n * size + size * (size - 1) // 2).all()
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("elements", [1, 40_000], ids=["riding", "staged"])
-def test_named_operations_in_another_order_on_every_rank(size: int, elements: int) -> None:
-    run_ranks(size, _orders, 12, elements)
 
 
 @on_ranks(3)
@@ -63,7 +60,9 @@ def test_one_name_may_serve_one_operation_of_each_kind() -> None:
     assert [array.tolist() for array in hvd.synchronize(handles["group"])] == [[total], [total] * 2]
 
 
-def _far_ahead(count: int) -> None:
+@on_ranks(2)
+def test_a_rank_that_runs_thousands_of_operations_ahead(count: int = 3_000) -> None:
+    """More than the rings in the control page can hold; also more signatures than are remembered."""
     if hvd.rank() == 0:
         hvd.allreduce(np.zeros(1), name="start")
     handles = [hvd.allreduce_async(np.full(1, i), name=f"a long name of tensor {i}", op=hvd.Sum) for i in range(count)]
@@ -71,11 +70,6 @@ def _far_ahead(count: int) -> None:
         hvd.allreduce(np.zeros(1), name="start")
     for i, handle in enumerate(handles):
         assert hvd.synchronize(handle).tolist() == [i * hvd.size()]
-
-
-def test_a_rank_that_runs_thousands_of_operations_ahead() -> None:
-    """More than the rings in the control page can hold; also more signatures than are remembered."""
-    run_ranks(2, _far_ahead, 3_000)
 
 
 def _leaves_in_a_hurry() -> bool:
@@ -163,7 +157,9 @@ def test_two_libraries_meet_and_are_fused_with_each_other() -> None:
             assert result.min() == result.max() == sum(r + i for r in range(size))
 
 
-def _threads(count: int, rounds: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks()
+def test_two_threads_submit_and_wait_at_once_on_every_rank(count: int = 2, rounds: int = 200) -> None:
     rank, size = hvd.rank(), hvd.size()
     errors: list[BaseException] = []
 
@@ -192,11 +188,6 @@ def _threads(count: int, rounds: int) -> None:
         raise errors[0]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_two_threads_submit_and_wait_at_once_on_every_rank(size: int) -> None:
-    run_ranks(size, _threads, 2, 200)
-
-
 @on_ranks(2)
 def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
     arrays = [np.full(1000, float(hvd.rank())) for _ in range(50)]
@@ -207,17 +198,14 @@ def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
     assert all((array == 1).all() for array in arrays)
 
 
-def _in_the_background() -> bool:
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks()
+def test_operations_advance_while_the_caller_computes() -> None:
     handle = hvd.allreduce_async(np.ones(50_000), name="x", op=hvd.Sum)
     deadline = time.monotonic() + LIMIT_S / 2
     while not hvd.poll(handle) and time.monotonic() < deadline:
         time.sleep(0.001)  # the caller computes
-    return bool(hvd.poll(handle))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_operations_advance_while_the_caller_computes(size: int) -> None:
-    assert run_ranks(size, _in_the_background) == [True] * size
+    assert hvd.poll(handle)
 
 
 @on_ranks(2, returns=[[2, 2, 2]] * 2)

@@ -172,7 +172,10 @@ def test_who_leaves_is_told_so_in_all_its_threads() -> None:
     assert run_ranks(2, _leaves_with_operations_in_flight)[0] == ["NotInitializedError"] * 3
 
 
-def _outstanding(count: int) -> int:
+@pytest.mark.slow
+@on_ranks(1, returns=[60_000])
+def test_sixty_thousand_handles_are_not_looked_through_for_each_submission(count: int = 60_000) -> int:
+    """If they were, this would take minutes."""
     one = np.ones(1)
     handles = [hvd.allreduce_async(one, name=f"n{i}") for i in range(count)]
     for handle in handles:
@@ -180,13 +183,9 @@ def _outstanding(count: int) -> int:
     return hvd.stats().operations
 
 
-@pytest.mark.slow
-def test_sixty_thousand_handles_are_not_looked_through_for_each_submission() -> None:
-    """If they were, this would take minutes."""
-    assert run_ranks(1, _outstanding, 60_000) == [60_000]
-
-
-def _finalizer_inside(in_thread: bool) -> list[str]:
+@pytest.mark.parametrize("in_thread", [False, True])
+@on_ranks(2)
+def test_a_finalizer_that_runs_in_the_middle_of_the_work_is_refused_to_wait(in_thread: bool) -> None:
     """The last user of a tensor goes while its rank executes the operation on it."""
     told: list[str] = []
     later: list[int] = []
@@ -217,11 +216,5 @@ def _finalizer_inside(in_thread: bool) -> list[str]:
     assert hvd.synchronize(later[0]).tolist() == [2]
     hvd.barrier()
     assert hvd.allreduce(np.ones(1), name="now", op=hvd.Sum).tolist() == [2]
-    return told
-
-
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_finalizer_that_runs_in_the_middle_of_the_work_is_refused_to_wait(in_thread: bool) -> None:
-    for told in run_ranks(2, _finalizer_inside, in_thread):
-        assert len(told) == 2
-        assert all("finalizer" in text and "_async" in text for text in told)
+    assert len(told) == 2
+    assert all("finalizer" in text and "_async" in text for text in told)

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from by_hand import weights_by_hand
 from elastic_job import ElasticJob
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.core.membership_events import Policy
 
 
-def _undisturbed_and_disturbed(is_donated: bool) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("is_donated", [False, True])
+@on_ranks(1, framework="jax")
+def test_a_failed_step_has_no_effect(is_donated: bool) -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -68,12 +71,6 @@ def _undisturbed_and_disturbed(is_donated: bool) -> None:
     for value, other in zip(trained((1, 3, 7)), wanted, strict=True):
         np.testing.assert_array_equal(value, other)
     assert compiled._cache_size() == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_donated", [False, True])
-def test_a_failed_step_has_no_effect(is_donated: bool) -> None:
-    run_ranks(1, _undisturbed_and_disturbed, is_donated, framework="jax")
 
 
 def _train() -> dict[str, Any]:
@@ -142,7 +139,9 @@ def test_a_killed_rank_loses_no_sample_and_no_program() -> None:
         np.testing.assert_allclose(value["weights"], weights, rtol=1e-4, atol=1e-5)
 
 
-def _traces() -> list[list[str]]:
+@pytest.mark.slow
+@on_ranks(1, returns=[[["reduce"], [], ["divide"], ["divide", "reduce"]]], framework="jax")
+def test_programs_are_traced_again_if_one_has_asked_for_the_size() -> list[list[str]]:
     """Two programs, of which the second asks for the number of ranks; after each meeting both run again."""
     import jax
     import jax.numpy as jnp
@@ -178,12 +177,8 @@ def _traces() -> list[list[str]]:
     return found
 
 
-@pytest.mark.slow
-def test_programs_are_traced_again_if_one_has_asked_for_the_size() -> None:
-    assert run_ranks(1, _traces, framework="jax") == [[["reduce"], [], ["divide"], ["divide", "reduce"]]]
-
-
-def _resumed() -> None:
+@on_ranks(1, framework="jax")
+def test_a_checkpoint_gives_each_tree_its_own_arrays() -> None:
     """Names not in the order of the alphabet, and arrays of one shape, so that only their order tells them apart."""
     import tempfile
 
@@ -207,7 +202,3 @@ def _resumed() -> None:
     for name in ("params", "opt_state"):
         jax.tree.map(np.testing.assert_array_equal, getattr(found, name), getattr(wanted, name))
     np.testing.assert_array_equal(jax.random.key_data(found.key), jax.random.key_data(wanted.key))
-
-
-def test_a_checkpoint_gives_each_tree_its_own_arrays() -> None:
-    run_ranks(1, _resumed, framework="jax")

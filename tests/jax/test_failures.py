@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks, run_ranks
+from harness import Ranks, on_ranks
 from later import later
 
 from horovod import context
@@ -18,7 +18,8 @@ from horovod.errors import MismatchError, PeerLostError, RequestError
 hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
-def _mismatch() -> list[str]:
+@on_ranks(2, framework="jax")
+def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
     rank, told = hvd.rank(), []
     program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
     for function in (program, lambda x: hvd.allreduce(x, op=hvd.Sum)):
@@ -36,7 +37,10 @@ def _mismatch() -> list[str]:
     assert program(jnp.ones(2)).sum() == 4
     with pytest.raises(jax.errors.JaxRuntimeError, match="not ours"), hvd.typed_errors():
         jax.block_until_ready(jax.jit(_fail)(jnp.ones(1)))
-    return told
+    for text in told:
+        assert "[2]" in text
+        assert "[3]" in text
+        assert "test_failures.py:2" in text
 
 
 def _fail(x: Any) -> Any:
@@ -44,14 +48,6 @@ def _fail(x: Any) -> Any:
         raise ValueError("not ours")
 
     return jax.pure_callback(callback, x, x)
-
-
-def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
-    for told in run_ranks(2, _mismatch, framework="jax"):
-        for text in told:
-            assert "[2]" in text
-            assert "[3]" in text
-            assert "test_failures.py:2" in text
 
 
 @on_ranks(2, framework="jax")

@@ -17,7 +17,9 @@ from later import later
 hvd, keras = later("horovod.keras"), later("keras")
 
 
-def _start() -> list[bool]:
+@pytest.mark.slow
+@on_ranks(2, returns=[[True, True, False, True]] * 2, given=["backend"])
+def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers() -> list[bool]:
     from keras_models import data, fit, is_same_everywhere, shard, small
 
     class Unbuilt(keras.Model):
@@ -50,11 +52,8 @@ def _start() -> list[bool]:
 
 
 @pytest.mark.slow
-def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers(ranks: Callable[..., list[Any]]) -> None:
-    assert ranks(_start) == [[True, True, False, True]] * 2
-
-
-def _again() -> list[bool]:
+@on_ranks(2, returns=[[True] * 4] * 2, given=["backend"])
+def test_one_callback_serves_one_model_after_another() -> list[bool]:
     from keras_models import data, is_same_everywhere, shard, small
 
     callback, equal = hvd.callbacks.BroadcastGlobalVariablesCallback(0), []
@@ -65,11 +64,6 @@ def _again() -> list[bool]:
         model.fit(*map(shard, data()), batch_size=8, verbose=0, callbacks=[callback])
         equal.append(is_same_everywhere(model.weights))
     return equal
-
-
-@pytest.mark.slow
-def test_one_callback_serves_one_model_after_another(ranks: Callable[..., list[Any]]) -> None:
-    assert ranks(_again) == [[True] * 4] * 2
 
 
 @pytest.mark.slow
@@ -195,7 +189,8 @@ def test_learning_rates_warm_up_and_follow_their_schedule(ranks: Callable[..., l
     assert first[2] == second[2]
 
 
-def _two_lengths() -> list[Any]:
+@on_ranks(2, returns=[[4, 3, 8, 3]] * 2, given=["backend"])
+def test_a_schedule_counts_the_steps_of_each_fit() -> list[Any]:
     counted = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: epoch, staircase=False)
     given = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: epoch, staircase=False, steps_per_epoch=3)
     found = []
@@ -207,11 +202,8 @@ def _two_lengths() -> list[Any]:
     return found
 
 
-def test_a_schedule_counts_the_steps_of_each_fit(ranks: Callable[..., list[Any]]) -> None:
-    assert ranks(_two_lengths) == [[4, 3, 8, 3]] * 2
-
-
-def _momentum() -> list[float]:
+@on_ranks(2, returns=[[0.25, 2.0]] * 2, given=["backend"])
+def test_velocities_are_scaled_with_the_learning_rate() -> list[float]:
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5)), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -223,11 +215,9 @@ def _momentum() -> list[float]:
     return [float(np.asarray(model.optimizer.learning_rate)), float(np.asarray(model.optimizer.momentums[0]).item())]
 
 
-def test_velocities_are_scaled_with_the_learning_rate(ranks: Callable[..., list[Any]]) -> None:
-    assert ranks(_momentum) == [[0.25, 2.0]] * 2
-
-
-def _best(folder: Path) -> list[str]:
+@pytest.mark.slow
+@on_ranks(2, returns=[["best.keras"]] * 2, given=["backend"])
+def test_the_best_model_is_kept_by_rank_0(tmp_path: Path) -> list[str]:
     from keras_models import fit, small
 
     model = small(seed=0)
@@ -235,13 +225,8 @@ def _best(folder: Path) -> list[str]:
     callback = hvd.callbacks.BestModelCheckpoint(monitor="loss")
     with pytest.raises(ValueError, match="set its attribute filepath"):
         fit(model, [callback])
-    callback.filepath = str(folder / "best.keras")
+    callback.filepath = str(tmp_path / "best.keras")
     fit(model, [hvd.callbacks.MetricAverageCallback(), callback])
     hvd.barrier()
     loaded = keras.saving.load_model(callback.filepath)
-    return [path.name for path in folder.iterdir() if loaded.count_params() == model.count_params()]
-
-
-@pytest.mark.slow
-def test_the_best_model_is_kept_by_rank_0(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
-    assert ranks(_best, tmp_path) == [["best.keras"]] * 2
+    return [path.name for path in tmp_path.iterdir() if loaded.count_params() == model.count_params()]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from by_hand import weights_by_hand
 from elastic_job import ElasticJob
-from harness import LIMIT_S, run_ranks
+from harness import LIMIT_S, on_ranks, run_ranks
 from keras_kind import keras_and_hvd
 
 from horovod.core.membership_events import Policy
@@ -90,7 +90,9 @@ def test_a_failed_step_of_fit_of_tf_keras_has_no_effect(jit_compile: bool) -> No
     run_ranks(1, _undisturbed_and_disturbed, (5, 6, 11), jit_compile, framework="tf_keras")
 
 
-def _fails_after_its_update() -> None:
+@pytest.mark.slow
+@on_ranks(1, given=["framework"])
+def test_a_step_that_fails_after_its_update_is_not_done_twice() -> None:
     """The mean of the loss is reduced after the update, and fails in the first and third step."""
     import numpy as np
     from losing import losing
@@ -125,11 +127,8 @@ def _fails_after_its_update() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_after_its_update_is_not_done_twice(framework: str) -> None:
-    run_ranks(1, _fails_after_its_update, framework=framework)
-
-
-def _go_back_to_the_first_values() -> None:
+@on_ranks(1, given=["framework"])
+def test_a_state_goes_back_to_values_from_before_the_first_batch() -> None:
     import numpy as np
 
     keras, hvd = keras_and_hvd()
@@ -144,11 +143,6 @@ def _go_back_to_the_first_values() -> None:
     state.restore()
     assert all((new == old).all() for new, old in zip(model.get_weights(), first, strict=True))
     assert not any(np.array(each).any() for metric in model.metrics for each in metric.variables)
-
-
-@pytest.mark.slow
-def test_a_state_goes_back_to_values_from_before_the_first_batch(framework: str) -> None:
-    run_ranks(1, _go_back_to_the_first_values, framework=framework)
 
 
 def _example() -> Any:
@@ -288,7 +282,12 @@ def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str
         assert own == places[-len(own) :], "a rank that joins counts as the others do"
 
 
-def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int, from_dataset: bool) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("counts_from_zero", "batches_per_commit", "from_dataset"), [(True, 1, False), (False, 2, False), (True, 1, True)]
+)
+@on_ranks(1, given=["backend"])
+def test_fit_as_scripts_of_horovod_call_it(counts_from_zero: bool, batches_per_commit: int, from_dataset: bool) -> None:
     """All batches are alike, so that the number of steps says which weights there must be."""
     import keras
     import numpy as np
@@ -343,13 +342,3 @@ def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int, from_dataset
     assert resets == ([3, 2, 2] if batches_per_commit == 1 else [2, 0, 0])
     for value, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(value, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("counts_from_zero", "batches_per_commit", "from_dataset"), [(True, 1, False), (False, 2, False), (True, 1, True)]
-)
-def test_fit_as_scripts_of_horovod_call_it(
-    backend: str, counts_from_zero: bool, batches_per_commit: int, from_dataset: bool
-) -> None:
-    run_ranks(1, _as_in_horovod, counts_from_zero, batches_per_commit, from_dataset, framework=f"keras-{backend}")

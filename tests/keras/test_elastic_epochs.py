@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 from keras_kind import keras_and_hvd
 
 
-def _lost_at_the_end() -> None:
+@pytest.mark.slow
+@on_ranks(1, given=["backend"])
+def test_a_loss_at_the_end_of_fit_keeps_its_history() -> None:
     """The reduction after those of four steps is that of ``on_train_end``."""
     import numpy as np
     from losing import losing
@@ -31,11 +33,8 @@ def _lost_at_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_at_the_end_of_fit_keeps_its_history(backend: str) -> None:
-    run_ranks(1, _lost_at_the_end, framework=f"keras-{backend}")
-
-
-def _lost_after_validation() -> None:
+@on_ranks(1, given=["framework"])
+def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs() -> None:
     """Each epoch has two steps, and a reduction in a callback at its end; that of the second epoch fails."""
     import numpy as np
     from losing import losing
@@ -72,12 +71,12 @@ def _lost_after_validation() -> None:
     assert found == wanted
 
 
+_DECIDED = [(3, 0.75 * 0.75 * 0.5)] * 2  # the gradient is twice the weight
+
+
 @pytest.mark.slow
-def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs(framework: str) -> None:
-    run_ranks(1, _lost_after_validation, framework=framework)
-
-
-def _only_rank_0_decides() -> Any:
+@on_ranks(2, returns=_DECIDED, given=["framework"])
+def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does() -> Any:
     """As callbacks do of which another rank, which has just joined, has seen too few epochs."""
     import numpy as np
 
@@ -98,14 +97,6 @@ def _only_rank_0_decides() -> Any:
     x, y = np.ones((2, 1), "float32"), np.zeros((2, 1), "float32")
     hvd.elastic.fit(state, x, y, batch_size=1, epochs=5, callbacks=[Decide()], verbose=0)
     return state.epoch, float(model.get_weights()[0].sum())
-
-
-_DECIDED = [(3, 0.75 * 0.75 * 0.5)] * 2  # the gradient is twice the weight
-
-
-@pytest.mark.slow
-def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does(framework: str) -> None:
-    assert run_ranks(2, _only_rank_0_decides, framework=framework) == _DECIDED
 
 
 def _refusals() -> list[str]:

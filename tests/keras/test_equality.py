@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import on_ranks
 from later import later
 
 hvd, keras = later("horovod.keras"), later("keras")
@@ -54,7 +55,10 @@ def test_ranks_train_as_one_process(ranks: Callable[..., list[Any]], kind: str, 
     assert max(found) < 1e-12, found
 
 
-def _in_steps() -> list[int]:
+@pytest.mark.slow
+@on_ranks(2, returns=[[5, 3]] * 2, given=["backend"])
+def test_each_update_is_reduced_once() -> list[int]:
+    """Four passes make four updates, or two; and once each fit() ends on all ranks."""
     from keras_models import exact, fit
 
     counts = []
@@ -68,12 +72,8 @@ def _in_steps() -> list[int]:
 
 
 @pytest.mark.slow
-def test_each_update_is_reduced_once(ranks: Callable[..., list[Any]]) -> None:
-    # Four passes make four updates, or two; and once each fit() ends on all ranks.
-    assert ranks(_in_steps) == [[5, 3]] * 2
-
-
-def _between_updates() -> float:
+@on_ranks(2, given=["backend"])
+def test_a_new_broadcast_keeps_the_gradients_accumulated_on_each_rank() -> None:
     from keras_models import data, distance, exact, fit
 
     # Every fit() takes four passes, and has another callback for the broadcast.
@@ -83,15 +83,13 @@ def _between_updates() -> float:
     for _ in range(3):
         fit(model, dtype="float64")
         alone.fit(*data("float64"), batch_size=16, epochs=1, shuffle=False, verbose=0)
-    return distance(model.get_weights(), alone.get_weights())
+    assert distance(model.get_weights(), alone.get_weights()) < 1e-12
 
 
 @pytest.mark.slow
-def test_a_new_broadcast_keeps_the_gradients_accumulated_on_each_rank(ranks: Callable[..., list[Any]]) -> None:
-    assert max(ranks(_between_updates)) < 1e-12
-
-
-def _in_passes(options: dict[str, Any]) -> tuple[float, int]:
+@pytest.mark.parametrize("options", [{}, {"average_aggregated_gradients": True}], ids=["sum", "average"])
+@on_ranks(2, given=["backend"])
+def test_gradients_of_several_passes_make_one_update(options: dict[str, Any]) -> None:
     from keras_models import data, distance, exact, fit
 
     model, alone = exact(seed=1), exact(seed=1)
@@ -101,19 +99,16 @@ def _in_passes(options: dict[str, Any]) -> tuple[float, int]:
     rate = 0.1 if options else 0.2
     alone.compile(keras.optimizers.SGD(rate))
     alone.fit(*data("float64"), batch_size=32, epochs=1, shuffle=False, verbose=0)
-    return distance(model.get_weights(), alone.get_weights()), int(np.asarray(optimizer.iterations))
+    assert int(np.asarray(optimizer.iterations)) == 2  # of four passes
+    assert (
+        distance(model.get_weights(), alone.get_weights()) < 1e-8
+    )  # the learning rate is a float32, and its double is not
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"average_aggregated_gradients": True}], ids=["sum", "average"])
-def test_gradients_of_several_passes_make_one_update(ranks: Callable[..., list[Any]], options: dict[str, Any]) -> None:
-    for difference, updates in ranks(_in_passes, options):
-        assert updates == 2  # of four passes
-        assert difference < 1e-8  # the learning rate is a float32, and its double is not
-
-
-def _arguments() -> list[tuple[str, bool, float]]:
-    from keras_models import is_same_everywhere, shard
+@on_ranks(2, given=["backend"])
+def test_arguments_of_the_optimizer_do_what_they_say() -> None:
+    from keras_models import distance, is_same_everywhere, shard
 
     random = np.random.default_rng(0)
     words, targets = random.integers(0, 20, size=(64, 4)), random.normal(size=(64, 3)).astype("float32")
@@ -123,7 +118,6 @@ def _arguments() -> list[tuple[str, bool, float]]:
         layers = [keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
         return keras.Sequential([keras.layers.Input((4,), dtype="int32"), *layers])
 
-    found = []
     one = model()
     one.compile(keras.optimizers.SGD(0.1), "mse")
     one.fit(words, targets, batch_size=16, shuffle=False, verbose=0)
@@ -137,14 +131,6 @@ def _arguments() -> list[tuple[str, bool, float]]:
         both.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate), **options), "mse")
         broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
         both.fit(shard(words), shard(targets), batch_size=8, shuffle=False, verbose=0, callbacks=[broadcast])
-        distance = max(float(np.abs(a - b).max()) for a, b in zip(one.get_weights(), both.get_weights(), strict=True))
-        found.append((str(options), is_same_everywhere(both.get_weights()), distance))
-    return found
-
-
-@pytest.mark.slow
-def test_arguments_of_the_optimizer_do_what_they_say(ranks: Callable[..., list[Any]]) -> None:
-    for found in ranks(_arguments):
-        for options, same, distance in found:
-            assert same, options
-            assert distance < (1e-3 if "compression" in options else 1e-6), options
+        assert is_same_everywhere(both.get_weights()), options
+        most = 1e-3 if "compression" in options else 1e-6
+        assert distance(one.get_weights(), both.get_weights()) < most, options

@@ -7,7 +7,7 @@ import signal
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks, run_ranks
+from harness import Ranks, on_ranks
 from heard import heard
 from later import later
 
@@ -56,7 +56,8 @@ def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> Non
             hvd.broadcast(variable, root_rank=1, name="lost")
 
 
-def _interrupted() -> list[str]:
+@on_ranks(2, framework="keras-jax")
+def test_an_interrupt_in_the_middle_of_an_update_says_what_to_do() -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -64,9 +65,4 @@ def _interrupted() -> list[str]:
     optimizer._reduction.combine = interrupt
     with heard() as told, pytest.raises(KeyboardInterrupt):
         optimizer.apply([keras.ops.ones(3)], [keras.Variable(np.ones(3))])
-    return told
-
-
-def test_an_interrupt_in_the_middle_of_an_update_says_what_to_do() -> None:
-    for told in run_ranks(2, _interrupted, framework="keras-jax"):
-        assert "BroadcastGlobalVariablesCallback(0)" in told[-1]
+    assert "BroadcastGlobalVariablesCallback(0)" in told[-1]

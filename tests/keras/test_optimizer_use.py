@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 from later import later
 
 from horovod.errors import MismatchError
@@ -19,7 +19,9 @@ from horovod.errors import MismatchError
 hvd, keras = later("horovod.keras"), later("keras")
 
 
-def _mixed() -> list[Any]:
+@pytest.mark.slow
+@on_ranks(2, returns=[[True, 2.0**14] * 2] * 2, given=["backend"])
+def test_an_overflow_on_one_rank_skips_the_step_on_all() -> list[Any]:
     from keras_models import data, is_same_everywhere, shard, small
 
     x, y = map(shard, data())
@@ -38,11 +40,6 @@ def _mixed() -> list[Any]:
     finally:
         keras.config.set_dtype_policy("float32")
     return found
-
-
-@pytest.mark.slow
-def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Callable[..., list[Any]]) -> None:
-    assert ranks(_mixed) == [[True, 2.0**14] * 2] * 2
 
 
 def _of_two(members: list[int]) -> tuple[bool, bool]:
@@ -66,12 +63,14 @@ def test_ranks_of_a_process_set_train_together_and_others_alone(backend: str) ->
     assert found == [(True, False), (False, True), (True, False)]
 
 
-def _files(folder: Path) -> list[bool]:
+@pytest.mark.slow
+@on_ranks(2, returns=[[True] * 7] * 2, given=["backend"])
+def test_files_name_the_plain_optimizer_and_go_on_as_a_distributed_one(tmp_path: Path) -> list[bool]:
     from keras_models import fit, is_same_everywhere, small
 
     from horovod._keras.members import DistributedMembers
 
-    path = folder / f"{hvd.rank()}.keras"
+    path = tmp_path / f"{hvd.rank()}.keras"
     model, plain = small(seed=0), keras.optimizers.Adam(0.01)
     written = keras.saving.serialize_keras_object(plain)
     model.compile(hvd.DistributedOptimizer(plain), "mse")
@@ -90,31 +89,6 @@ def _files(folder: Path) -> list[bool]:
         int(np.asarray(loaded.optimizer.iterations)) == 8,
         is_same_everywhere(loaded.get_weights()),
     ]
-
-
-@pytest.mark.slow
-def test_files_name_the_plain_optimizer_and_go_on_as_a_distributed_one(
-    ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
-    assert ranks(_files, tmp_path) == [[True] * 7] * 2
-
-
-def _own_loop() -> float:
-    from keras_models import BATCH, data, distance, exact, shard
-
-    x, y = data("float64")
-    model, alone = exact(seed=1 + hvd.rank()), exact(seed=1)
-    hvd.broadcast_variables(model.weights, root_rank=0)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
-    plain = keras.optimizers.Adam(0.01)
-    for some, net, inputs, targets in (
-        (optimizer, model, shard(x)[: BATCH // hvd.size()], shard(y)[: BATCH // hvd.size()]),
-        (plain, alone, x[:BATCH], y[:BATCH]),
-    ):
-        some.build(net.trainable_variables)
-        for _ in range(2):
-            _step(net, some, inputs, targets)
-    return distance(model.get_weights(), alone.get_weights())
 
 
 def _step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
@@ -149,11 +123,29 @@ def _step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_of_ones_own_trains_as_one_process(ranks: Callable[..., list[Any]]) -> None:
-    assert max(ranks(_own_loop)) < 1e-12
+@on_ranks(2, given=["backend"])
+def test_a_loop_of_ones_own_trains_as_one_process() -> None:
+    from keras_models import BATCH, data, distance, exact, shard
+
+    x, y = data("float64")
+    model, alone = exact(seed=1 + hvd.rank()), exact(seed=1)
+    hvd.broadcast_variables(model.weights, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    plain = keras.optimizers.Adam(0.01)
+    for some, net, inputs, targets in (
+        (optimizer, model, shard(x)[: BATCH // hvd.size()], shard(y)[: BATCH // hvd.size()]),
+        (plain, alone, x[:BATCH], y[:BATCH]),
+    ):
+        some.build(net.trainable_variables)
+        for _ in range(2):
+            _step(net, some, inputs, targets)
+    assert distance(model.get_weights(), alone.get_weights()) < 1e-12
 
 
-def _compiled_by_torch() -> Any:
+@pytest.mark.slow
+@on_ranks(2, framework="keras-torch")
+def test_a_step_that_torch_compiles_combines_gradients() -> None:
+    """torch.compile went past the distributed class, as optimizers show the plain one: each rank trained alone."""
     import torch
 
     variable = keras.Variable([1.0, 2.0])
@@ -166,14 +158,7 @@ def _compiled_by_torch() -> Any:
             optimizer.apply([gradient * 2], [variable])
 
     step(torch.full((2,), 1.0 + hvd.rank()))
-    return optimizer._momentums[0].numpy().tolist()
-
-
-@pytest.mark.slow
-def test_a_step_that_torch_compiles_combines_gradients() -> None:
-    # torch.compile went past the distributed class, as optimizers show the plain one: each rank trained alone.
-    for momentum in run_ranks(2, _compiled_by_torch, framework="keras-torch"):
-        assert momentum == pytest.approx([0.3, 0.3])
+    assert optimizer._momentums[0].numpy().tolist() == pytest.approx([0.3, 0.3])
 
 
 def _values() -> list[Any]:

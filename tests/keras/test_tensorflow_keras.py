@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from commands import run
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 from later import later
 
 hvd, tf = later("horovod.tensorflow.keras"), later("tensorflow")
@@ -25,6 +25,11 @@ def _own(values: Any) -> Any:
     return values.reshape(4, 2, 8, -1)[:, hvd.rank()].reshape(32, -1)
 
 
+def _is_same_everywhere(model: Any) -> bool:
+    own = [weight.tobytes() for weight in model.get_weights()]
+    return all(other == own for other in hvd.allgather_object(own))
+
+
 def _model(seed: int) -> Any:
     keras = tf.keras
     keras.utils.set_random_seed(seed)
@@ -32,13 +37,14 @@ def _model(seed: int) -> Any:
     return keras.Sequential([keras.layers.Input((8,)), dense(16, activation="tanh"), dense(3)])
 
 
-def _equality() -> list[tuple[str, bool, float]]:
+@pytest.mark.slow
+@on_ranks(2, framework="tf_keras")
+def test_ranks_of_tf_keras_train_as_one_process() -> None:
     assert "keras" not in sys.modules, "Keras 3 is not loaded beside tf_keras"
     keras = tf.keras
     keras.backend.set_floatx("float64")
     x, y = _data()
     new, old = keras.optimizers, keras.optimizers.legacy
-    found = []
     for make, eagerly, passes in (
         (lambda: new.SGD(0.1, momentum=0.9, clipnorm=0.05), False, 1),
         (lambda: new.Adam(0.01), False, 1),
@@ -55,25 +61,16 @@ def _equality() -> list[tuple[str, bool, float]]:
         model.fit(_own(x), _own(y), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
         alone.compile(make(), "mse", run_eagerly=eagerly)
         alone.fit(x, y, batch_size=16 * passes, shuffle=False, verbose=0)
-        weights = model.get_weights()
-        same = all(
-            other == [w.tobytes() for w in weights] for other in hvd.allgather_object([w.tobytes() for w in weights])
-        )
-        distance = max(float(np.abs(a - b).max()) for a, b in zip(weights, alone.get_weights(), strict=True))
-        found.append((f"{type(optimizer).__name__} {eagerly} {passes}", same, distance))
+        case = f"{type(optimizer).__name__} {eagerly} {passes}"
+        assert _is_same_everywhere(model), case
+        for mine, wanted in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-12, err_msg=case)
     keras.backend.set_floatx("float32")
-    return found
 
 
 @pytest.mark.slow
-def test_ranks_of_tf_keras_train_as_one_process() -> None:
-    for found in run_ranks(2, _equality, framework="tf_keras"):
-        for label, same, distance in found:
-            assert same, label
-            assert distance < 1e-12, label
-
-
-def _passes_in_an_elastic_job() -> None:
+@on_ranks(1, framework="tf_keras")
+def test_several_passes_of_tf_keras_are_refused_in_elastic_jobs() -> None:
     """It must raise: a plain job, where no rank joins, may have several passes."""
     optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
     model = _model(1)
@@ -84,14 +81,11 @@ def _passes_in_an_elastic_job() -> None:
 
 
 @pytest.mark.slow
-def test_several_passes_of_tf_keras_are_refused_in_elastic_jobs() -> None:
-    run_ranks(1, _passes_in_an_elastic_job, framework="tf_keras")
-
-
-def _use(folder: Path) -> list[Any]:
+@on_ranks(2, returns=[[0.4, False, True, 8, [-0.5], 1.0]] * 2, framework="tf_keras")
+def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> list[Any]:
     keras = tf.keras
     x, y = (_own(values).astype("float32") for values in _data())
-    path = str(folder / f"{hvd.rank()}.keras")
+    path = str(tmp_path / f"{hvd.rank()}.keras")
     model = _model(0)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.9)), "mse")
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=1)
@@ -119,11 +113,6 @@ def _use(folder: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> None:
-    assert run_ranks(2, _use, tmp_path, framework="tf_keras") == [[0.4, False, True, 8, [-0.5], 1.0]] * 2
-
-
-@pytest.mark.slow
 @on_ranks(2, framework="tf_keras", returns=[[True, 2.0**14, True, 2.0**14]] * 2)
 def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> list[Any]:
     keras = tf.keras
@@ -138,9 +127,7 @@ def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> list[Any
             # compile() puts loss scaling around it.
             model.compile(hvd.DistributedOptimizer(make(0.1)), "mse")
             model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-            own = [w.tobytes() for w in model.get_weights()]
-            same = all(other == own for other in hvd.allgather_object(own))
-            found += [same, float(model.optimizer.loss_scale.numpy())]
+            found += [_is_same_everywhere(model), float(model.optimizer.loss_scale.numpy())]
     finally:
         keras.mixed_precision.set_global_policy("float32")
     return found
@@ -176,13 +163,13 @@ def test_keras_3_is_tf_keras_by_default() -> list[Any]:
         model = _model(hvd.rank())
         model.compile(distribute(tf.keras.optimizers.SGD(0.1)), "mse")
         model.fit(x, y, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
-        own = [w.tobytes() for w in model.get_weights()]
-        found.append(all(other == own for other in hvd.allgather_object(own)))
+        found.append(_is_same_everywhere(model))
     assert issubclass(hvd.callbacks.MetricAverageCallback, keras.callbacks.Callback)
     return found
 
 
-def _batch_norm(folder: Path) -> list[bool]:
+@on_ranks(2, returns=[[True] * 4] * 2, framework="tf_keras")
+def test_batch_norm_of_tf_keras_takes_all_shapes_and_can_be_saved(tmp_path: Path) -> list[bool]:
     import horovod.tensorflow as hvd
 
     found = []
@@ -193,13 +180,9 @@ def _batch_norm(folder: Path) -> list[bool]:
         normal = model(x[hvd.rank() :: 2], training=True)
         axes = tuple(range(len(shape) - 1))
         wanted = (x - x.mean(axes)) / np.sqrt(x.var(axes) + 1e-3)
-        path = str(folder / f"{len(shape)}-{hvd.rank()}")
+        path = str(tmp_path / f"{len(shape)}-{hvd.rank()}")
         model.save(path, save_format="tf")
         again = tf.saved_model.load(path)
         found.append(np.allclose(normal, wanted[hvd.rank() :: 2], atol=1e-5))
         found.append(np.allclose(again(x, training=False), model(x, training=False)))
     return found
-
-
-def test_batch_norm_of_tf_keras_takes_all_shapes_and_can_be_saved(tmp_path: Path) -> None:
-    assert run_ranks(2, _batch_norm, tmp_path, framework="tf_keras") == [[True] * 4] * 2

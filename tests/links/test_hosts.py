@@ -9,14 +9,16 @@ import socket
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.numpy as hvd
 
 SHAPES = [(2, 2), (3, 1), (1, 1, 2)]
 
 
-def _orders(count: int) -> None:
+@pytest.mark.parametrize("hosts", SHAPES, ids=lambda hosts: "+".join(map(str, hosts)))
+@on_ranks(4, given=["hosts"])
+def test_named_operations_in_another_order_on_every_rank(count: int = 12) -> None:
     rank, size = hvd.rank(), hvd.size()
     rng = random.Random(rank)
     for elements in (1, 1, 1, 1, 40_000, 40_000, 40_000):
@@ -28,11 +30,6 @@ def _orders(count: int) -> None:
             got, want = hvd.synchronize(handles[n]), n * size + size * (size - 1) // 2
             wrong = np.flatnonzero(got != want)
             assert not wrong.size, (elements, n, want, wrong.size, wrong[:3], got[wrong[:3]])
-
-
-@pytest.mark.parametrize("hosts", SHAPES, ids=lambda hosts: "+".join(map(str, hosts)))
-def test_named_operations_in_another_order_on_every_rank(hosts: tuple[int, ...]) -> None:
-    run_ranks(4, _orders, 12, hosts=hosts)
 
 
 def _count_messages(rounds: int) -> tuple[int, int]:
@@ -107,7 +104,13 @@ def test_process_sets_within_and_across_hosts_and_uneven_ends(hosts: tuple[int, 
     ]
 
 
-def _again() -> list[tuple[int, int, int, int, int]]:
+@on_ranks(
+    4,
+    returns=[[place] * 3 for place in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]],
+    hosts=(3, 1),
+    init=False,
+)
+def test_init_again_after_shutdown() -> list[tuple[int, int, int, int, int]]:
     places = []
     for _ in range(3):
         hvd.init()
@@ -115,12 +118,6 @@ def _again() -> list[tuple[int, int, int, int, int]]:
         places.append((hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()))
         hvd.shutdown()
     return places
-
-
-def test_init_again_after_shutdown() -> None:
-    assert run_ranks(4, _again, hosts=(3, 1), init=False) == [
-        [place] * 3 for place in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]
-    ]
 
 
 def _opposite() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import run
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 
 PROBE = """
 import json, sys
@@ -134,7 +134,8 @@ class Optimizer:
         return 4.0
 
 
-def _averages() -> list[dict[str, float]]:
+@on_ranks(2)
+def test_gradients_of_a_foreign_session_are_averaged_by_name_whatever_the_order() -> None:
     import horovod.popart as hvd
 
     session = vendor().Session("gradientLoad__", hvd.rank())
@@ -148,15 +149,11 @@ def _averages() -> list[dict[str, float]]:
         found.append({name: float(array.mean()) for name, array in loaded.items()})
     hvd.broadcast_weights(session, root_rank=1)
     assert (session.host["u"] == 1).all() and (session.host["v"] == 1).all()
-    return found
+    assert found == [{"u": 1.5 + turn, "v": 15.0} for turn in range(3)]
 
 
-def test_gradients_of_a_foreign_session_are_averaged_by_name_whatever_the_order() -> None:
-    for found in run_ranks(2, _averages):
-        assert found == [{"u": 1.5 + turn, "v": 15.0} for turn in range(3)]
-
-
-def _updates() -> list[float]:
+@on_ranks(2)
+def test_weights_are_updated_on_the_host_and_read_again_after_an_upload() -> None:
     import horovod.popart as hvd
 
     session = vendor().Session("weightLoad__", 2.0)
@@ -165,14 +162,10 @@ def _updates() -> list[float]:
     values = [float(session.step({"u": 4.0 * hvd.rank(), "v": 0.0}, 2)["u"][0, 0]) for _ in range(2)]
     session.host["u"][...] = 100.0  # as writeWeights() would
     session.weightsFromHost()
-    return [*values, float(session.step({"u": 0.0, "v": 0.0}, 2)["u"][0, 0])]
-
-
-def test_weights_are_updated_on_the_host_and_read_again_after_an_upload() -> None:
     first = 2.0 * 0.95 - 0.5 / 4 * 2.0
     second = first * 0.95 - 0.5 / 4 * 2.0
-    for values in run_ranks(2, _updates):
-        assert values == pytest.approx([first, second, 95.0], rel=1e-6)
+    values = [*values, float(session.step({"u": 0.0, "v": 0.0}, 2)["u"][0, 0])]
+    assert values == pytest.approx([first, second, 95.0], rel=1e-6)
 
 
 @on_ranks(1, init=False)

@@ -367,12 +367,15 @@ def run_ranks(
     return [outcome.value for outcome in outcomes]
 
 
-def on_ranks(size: int = 0, returns: list[Any] | None = None, **options: Any) -> Callable[..., Callable[..., None]]:
+def on_ranks(
+    size: int = 0, returns: list[Any] | None = None, given: Sequence[str] = (), **options: Any
+) -> Callable[..., Callable[..., None]]:
     """Return a decorator that has a test run on ranks, each of which calls it; see ``run_ranks``.
 
     Args:
         size: number of ranks; without it the test has a parameter ``ranks`` more.
         returns: what the ranks must return, in their order.
+        given: options that are parameters or fixtures of the test; ``backend``, one of Keras, stands for a framework.
         **options: of ``run_ranks``.
     """
 
@@ -380,11 +383,15 @@ def on_ranks(size: int = 0, returns: list[Any] | None = None, **options: Any) ->
         @functools.wraps(function)
         def test(**arguments: Any) -> None:
             ranks = size or arguments.pop("ranks")
-            results = run_ranks(ranks, function, *arguments.values(), **options)
+            more = {name: arguments.pop(name) for name in given}
+            if "backend" in more:
+                more["framework"] = f"keras-{more.pop('backend')}"
+            results = run_ranks(ranks, function, *arguments.values(), **options, **more)
             assert returns is None or results == returns
 
         own = inspect.signature(function)
-        more = [] if size else [inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        names = [*given] if size else ["ranks", *given]
+        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
         test.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
         del test.__wrapped__  # type: ignore[attr-defined]  # else pytest would not see that this starts processes
         return test

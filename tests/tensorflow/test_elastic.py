@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 from by_hand import weights_by_hand
 from elastic_job import ElasticJob
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.core.membership_events import Policy
 
 MODES = ("eager", "function", "jit")
 
 
-def _undisturbed_and_disturbed(mode: str, kind: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "kind"), [*((mode, "model") for mode in MODES), ("function", "variables")])
+@on_ranks(1, framework="tensorflow")
+def test_a_failed_step_has_no_effect(mode: str, kind: str) -> None:
     """A step that changes its own count, an average and a random state before the gradients are there."""
     import numpy as np
     import tensorflow as tf
@@ -76,12 +79,9 @@ def _undisturbed_and_disturbed(mode: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kind"), [*((mode, "model") for mode in MODES), ("function", "variables")])
-def test_a_failed_step_has_no_effect(mode: str, kind: str) -> None:
-    run_ranks(1, _undisturbed_and_disturbed, mode, kind, framework="tensorflow")
-
-
-def _changes_wait_for_all_gradients(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["tape", "keras"])
+@on_ranks(1, framework="tensorflow")
+def test_no_variable_changes_before_all_gradients_have_arrived(kind: str) -> None:
     """Look in a graph for collectives that a change of a variable does not wait for."""
     import tensorflow as tf
     from losing import losing
@@ -125,12 +125,9 @@ def _changes_wait_for_all_gradients(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tape", "keras"])
-def test_no_variable_changes_before_all_gradients_have_arrived(kind: str) -> None:
-    run_ranks(1, _changes_wait_for_all_gradients, kind, framework="tensorflow")
-
-
-def _fails_after_its_update(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@on_ranks(1, framework="tensorflow")
+def test_a_step_that_fails_after_its_update_goes_back_to_the_commit(mode: str) -> None:
     """The mean of the loss is reduced after the update, and fails in the third step."""
     import numpy as np
     import tensorflow as tf
@@ -163,12 +160,6 @@ def _fails_after_its_update(mode: str) -> None:
         train(state)
     assert (losses.count, state.batch) == (1, 4)
     np.testing.assert_array_equal(table.numpy(), np.full((50, 2), 1 + 1.5 + 1.75 + 1.875))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_a_step_that_fails_after_its_update_goes_back_to_the_commit(mode: str) -> None:
-    run_ranks(1, _fails_after_its_update, mode, framework="tensorflow")
 
 
 def _train(mode: str) -> dict[str, Any]:
@@ -236,7 +227,8 @@ def test_a_killed_rank_loses_no_sample(mode: str) -> None:
         np.testing.assert_array_equal(value["weights"], values[0]["weights"])
 
 
-def _each_sample_once() -> None:
+@on_ranks(1, framework="tensorflow")
+def test_a_dataset_gives_each_sample_once_or_is_refused() -> None:
     """Also of datasets whose elements are computed by Python, sparse or ragged; and no element is computed twice."""
     import tensorflow as tf
 
@@ -278,7 +270,3 @@ def _each_sample_once() -> None:
     ):
         with pytest.raises(ValueError, match="another order in each iteration or on each rank"):
             hvd.elastic.shard(unsteady, batch_size=4)
-
-
-def test_a_dataset_gives_each_sample_once_or_is_refused() -> None:
-    run_ranks(1, _each_sample_once, framework="tensorflow")

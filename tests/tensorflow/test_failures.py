@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks, run_ranks
+from harness import Ranks, on_ranks
 from later import later
 
 from horovod.bindings.compression import BucketCompressor
@@ -19,7 +19,9 @@ from horovod.bindings.compression import BucketCompressor
 hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
-def _mismatch(mode: str) -> str:
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@on_ranks(2, framework="tensorflow")
+def test_a_mismatch_names_every_ranks_value_and_line(mode: str) -> None:
     def reduce(x):
         return hvd.allreduce(x, name="uneven")  # the line that is named
 
@@ -34,17 +36,12 @@ def _mismatch(mode: str) -> str:
         assert caught.value.args == (str(caught.value),)
     # The job goes on.
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == 2.0
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("mode", ["eager", "function", "session"])
-def test_a_mismatch_names_every_ranks_value_and_line(mode: str) -> None:
     lines = Path(__file__).read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.endswith("# the line that is named"))
-    for text in run_ranks(2, _mismatch, mode, framework="tensorflow"):
-        assert "Mismatched ALLREDUCE tensor shapes" in text
-        assert f"rank 0: [2]  allreduce at {__file__}:{line}" in text
-        assert f"rank 1: [3]  allreduce at {__file__}:{line}" in text
+    text = str(caught.value)
+    assert "Mismatched ALLREDUCE tensor shapes" in text
+    assert f"rank 0: [2]  allreduce at {__file__}:{line}" in text
+    assert f"rank 1: [3]  allreduce at {__file__}:{line}" in text
 
 
 @on_ranks(1, framework="tensorflow")
@@ -166,7 +163,9 @@ def test_a_loop_of_version_one_that_takes_several_turns_at_once_refuses_collecti
                 build(3)
 
 
-def _more_variables(mode: str) -> str:
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@on_ranks(2, framework="tensorflow")
+def test_ranks_with_other_numbers_of_variables_do_not_wait_for_each_other(mode: str) -> None:
     with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
         kind = tf.compat.v1.Variable if mode == "session" else tf.Variable
         variables = [kind(float(hvd.rank()), name=name) for name in ("first", "second")[: 2 - hvd.rank()]]
@@ -180,16 +179,11 @@ def _more_variables(mode: str) -> str:
             else:
                 hvd.broadcast_variables(variables, root_rank=0)
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == 2.0
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("mode", ["eager", "function", "session"])
-def test_ranks_with_other_numbers_of_variables_do_not_wait_for_each_other(mode: str) -> None:
-    for text in run_ranks(2, _more_variables, mode, framework="tensorflow"):
-        if mode == "eager":
-            assert "same names on every rank. Received rank 0: 2, rank 1: 1\n  only rank 0 has: second:0" in text
-        else:
-            assert "One rank had [2], another had [1], in broadcast 'broadcast_variables.number_of_variables" in text
+    text = str(caught.value)
+    if mode == "eager":
+        assert "same names on every rank. Received rank 0: 2, rank 1: 1\n  only rank 0 has: second:0" in text
+    else:
+        assert "One rank had [2], another had [1], in broadcast 'broadcast_variables.number_of_variables" in text
 
 
 @on_ranks(1, init=False, framework="tensorflow")

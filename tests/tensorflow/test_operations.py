@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 from later import later
 
 hvd, tf = later("horovod.tensorflow"), later("tensorflow")
@@ -73,7 +73,12 @@ def test_every_collective_gives_the_same_in_every_mode(mode: str, size: int) -> 
     _run(size, _every_collective, mode)
 
 
-def _conforms_in_graphs(mode: str, is_movable: bool) -> None:
+@pytest.mark.parametrize("is_movable", [True, False], ids=["callbacks are moved", "callbacks stay"])
+@pytest.mark.parametrize("mode", ["function", "session"])
+@on_ranks(2, framework="tensorflow")
+def test_kernels_conform_and_wait_in_the_order_of_the_program_where_callbacks_cannot_be_moved(
+    mode: str, is_movable: bool
+) -> None:
     from conformance import SHAPES, allreduce, moves, reducescatter
     from graph_modes import callbacks_that_cannot_be_moved
 
@@ -94,15 +99,8 @@ def _conforms_in_graphs(mode: str, is_movable: bool) -> None:
     assert "TF_NUM_INTEROP_THREADS" in said[0]
 
 
-@pytest.mark.parametrize("is_movable", [True, False], ids=["callbacks are moved", "callbacks stay"])
-@pytest.mark.parametrize("mode", ["function", "session"])
-def test_kernels_conform_and_wait_in_the_order_of_the_program_where_callbacks_cannot_be_moved(
-    mode: str, is_movable: bool
-) -> None:
-    _run(2, _conforms_in_graphs, mode, is_movable)
-
-
-def _dtypes() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_every_dtype_of_the_engine_passes_through_functions() -> None:
     from horovod.tensorflow.adapter import DTYPES
 
     for dtype in DTYPES.values():
@@ -120,10 +118,6 @@ def _dtypes() -> None:
             again = hvd.allreduce(mine, op=hvd.Sum)
             assert (again.dtype, again.shape) == (dtype, shape)
             assert np.all(tf.cast(again, tf.int32) == 1)
-
-
-def test_every_dtype_of_the_engine_passes_through_functions() -> None:
-    _run(2, _dtypes)
 
 
 def _opposite_orders() -> list[float]:
@@ -155,7 +149,8 @@ def test_graphs_in_another_order_agree_with_one_thread_for_operations(function: 
         assert outcome.value == [2.0 * (1 + number) for number in range(12)]
 
 
-def _control_flow() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_collectives_run_in_loops_branches_and_nested_functions() -> None:
     @tf.function
     def inner(x):
         return hvd.allreduce(x, op=hvd.Sum)
@@ -175,11 +170,8 @@ def _control_flow() -> None:
     np.testing.assert_allclose(independent, np.outer(np.arange(8), [1.5, 3.0]))
 
 
-def test_collectives_run_in_loops_branches_and_nested_functions() -> None:
-    _run(2, _control_flow)
-
-
-def _found_around() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_a_function_reduces_eager_tensors_that_it_finds_around_it() -> None:
     x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)  # has no name
 
     @tf.function
@@ -192,11 +184,8 @@ def _found_around() -> None:
         np.testing.assert_allclose(found, wanted)
 
 
-def test_a_function_reduces_eager_tensors_that_it_finds_around_it() -> None:
-    _run(2, _found_around)
-
-
-def _unused() -> int:
+@on_ranks(2, returns=[1, 1], framework="tensorflow")
+def test_a_result_that_only_one_rank_uses_is_computed_by_all() -> int:
     @tf.function
     def step(x: Any) -> Any:
         reduced = hvd.allreduce(x, name="used by rank 0 only")
@@ -206,11 +195,9 @@ def _unused() -> int:
     return hvd.stats().operations
 
 
-def test_a_result_that_only_one_rank_uses_is_computed_by_all() -> None:
-    assert _run(2, _unused) == [1, 1]
-
-
-def _slices(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@on_ranks(2, framework="tensorflow")
+def test_rows_of_indexed_slices_are_gathered(mode: str) -> None:
     rank = hvd.rank()
 
     def reduce(values: Any, indices: Any) -> list[Any]:
@@ -234,12 +221,8 @@ def _slices(mode: str) -> None:
         hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), op=hvd.Max)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "session"])
-def test_rows_of_indexed_slices_are_gathered(mode: str) -> None:
-    _run(2, _slices, mode)
-
-
-def _sets() -> list[float]:
+@on_ranks(3, returns=[[4.0, 2.0, 1.0, 3.0], [2.0, 1.0, 0.0, 2.0], [4.0, 2.0, 1.0, 3.0]], framework="tensorflow")
+def test_graphs_of_process_sets_run_side_by_side() -> list[float]:
     pair = hvd.add_process_set([0, 2])
     odd = hvd.add_process_set([1])
     mine = pair if pair.included() else odd
@@ -259,22 +242,15 @@ def _sets() -> list[float]:
     return found
 
 
-def test_graphs_of_process_sets_run_side_by_side() -> None:
-    assert _run(3, _sets) == [[4.0, 2.0, 1.0, 3.0], [2.0, 1.0, 0.0, 2.0], [4.0, 2.0, 1.0, 3.0]]
-
-
-def _join(mode: str) -> list[Any]:
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@on_ranks(2, returns=[[2.0, 1.0], [2.0, 1.0, 1.0]], framework="tensorflow")
+def test_a_rank_that_joined_takes_no_part(mode: str) -> list[Any]:
     rank = hvd.rank()
     found = []
     for _ in range(rank + 1):
         found += _in_mode(mode, lambda x: [hvd.allreduce(x, op=hvd.Sum, name="batch")], np.float32(1.0))
     found += _in_mode(mode, lambda x: [hvd.join(), tf.identity(x)], np.float32(0.0))[:1]
     return [float(number) for number in found]
-
-
-@pytest.mark.parametrize("mode", ["eager", "function", "session"])
-def test_a_rank_that_joined_takes_no_part(mode: str) -> None:
-    assert _run(2, _join, mode) == [[2.0, 1.0], [2.0, 1.0, 1.0]]
 
 
 def _ordered_join() -> tuple[float, float, int]:
@@ -295,7 +271,8 @@ def test_join_and_barrier_keep_their_place_in_a_function() -> None:
     assert found[0][2] == found[1][2]
 
 
-def _broadcasts_in_place() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_broadcast_in_place_writes_variables() -> None:
     variables = [tf.Variable(tf.fill([3], float(hvd.rank()))), tf.Variable(hvd.rank())]
     values = hvd.broadcast_(variables, root_rank=1)
     assert [float(tf.reduce_max(value)) for value in values] == [1.0, 1.0]
@@ -306,11 +283,8 @@ def _broadcasts_in_place() -> None:
         hvd.broadcast_([tf.constant(1.0)], 0)
 
 
-def test_broadcast_in_place_writes_variables() -> None:
-    _run(2, _broadcasts_in_place)
-
-
-def _keeps_inputs() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_inputs_that_somebody_else_reads_stay_as_they_are() -> None:
     variable = tf.Variable(tf.ones([70_000]) * (1.0 + hvd.rank()))
 
     @tf.function
@@ -327,7 +301,3 @@ def _keeps_inputs() -> None:
     np.testing.assert_array_equal(averages[2], np.full(70_000, 2.0 * hvd.rank()))
     np.testing.assert_array_equal(variable, np.full(70_000, 1.0 + hvd.rank()))
     np.testing.assert_array_equal(x, np.full(70_000, float(hvd.rank())))
-
-
-def test_inputs_that_somebody_else_reads_stay_as_they_are() -> None:
-    _run(2, _keeps_inputs)

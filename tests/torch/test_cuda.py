@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 from conformance import HOSTS, on_cuda
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 import horovod.torch as hvd
 from horovod import errors
@@ -44,7 +44,9 @@ def _as_on_several_hosts() -> None:
     hvd.init()
 
 
-def _in_order() -> None:
+@pytest.mark.parametrize("env", [{}, NCCL], ids=["host memory", "nccl"])
+@on_ranks(2, init=False, given=["env"])
+def test_streams_and_memory_are_in_order() -> None:
     """Results are there for what any stream does next, and memory is not used again too early."""
     _as_on_several_hosts()
     rank, size = hvd.rank(), hvd.size()
@@ -88,11 +90,6 @@ def _in_order() -> None:
         hvd.shutdown()
         hvd.init()
         assert (hvd.allreduce(torch.ones(1 << 20, device="cuda"), op=hvd.Sum) == size).all()
-
-
-@pytest.mark.parametrize("env", [{}, NCCL], ids=["host memory", "nccl"])
-def test_streams_and_memory_are_in_order(env: dict[str, str]) -> None:
-    run_ranks(2, _in_order, init=False, env=env)
 
 
 def _loses_one() -> str:

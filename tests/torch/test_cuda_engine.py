@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 from horovod import errors
@@ -26,7 +26,9 @@ def as_on_several_hosts() -> None:
     hvd.init()
 
 
-def views_and_groups() -> None:
+@WAYS
+@on_ranks(2, init=False, given=["env"])
+def test_lazy_views_groups_of_several_dtypes_and_process_sets() -> None:
     as_on_several_hosts()
     rank, size = hvd.rank(), hvd.size()
     for count in (4, 64 << 10):
@@ -62,11 +64,6 @@ def views_and_groups() -> None:
     assert (hvd.synchronize(handles[1]) == size).all()
     assert all(hvd.remove_process_set(one) for one in sets)
     assert (hvd.allreduce(ones, op=hvd.Sum) == size).all()
-
-
-@WAYS
-def test_lazy_views_groups_of_several_dtypes_and_process_sets(env: dict[str, str]) -> None:
-    run_ranks(2, views_and_groups, init=False, env=env)
 
 
 def uneven() -> list[float]:
@@ -113,7 +110,9 @@ def test_a_tensor_that_a_rank_never_submits_is_named(env: dict[str, str]) -> Non
     assert "rank 1" in first
 
 
-def ends_in_flight() -> None:
+@WAYS
+@on_ranks(2, init=False, given=["env"])
+def test_a_job_that_ends_with_operations_in_flight_begins_again() -> None:
     as_on_several_hosts()
     hvd.barrier()
     for _ in range(2):
@@ -134,8 +133,3 @@ def ends_in_flight() -> None:
             assert (found == i * 2).all()
         hvd.init()
         assert (hvd.allreduce(torch.ones(1 << 20, device="cuda"), op=hvd.Sum) == hvd.size()).all()
-
-
-@WAYS
-def test_a_job_that_ends_with_operations_in_flight_begins_again(env: dict[str, str]) -> None:
-    run_ranks(2, ends_in_flight, init=False, env=env)

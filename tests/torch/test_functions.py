@@ -20,7 +20,10 @@ def net(seed: int) -> torch.nn.Module:
     return layers.to(memory_format=torch.channels_last)
 
 
-def parameters_of(kind: str) -> list[Any]:
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", ["state_dict", "named", "named with none", "tensors"])
+@on_ranks(3)
+def test_parameters_become_those_of_the_root(kind: str) -> None:
     model = net(hvd.rank())
     entries: dict[str, Any] = {
         "state_dict": model.state_dict(),
@@ -29,15 +32,8 @@ def parameters_of(kind: str) -> list[Any]:
         "tensors": list(model.parameters()),
     }
     hvd.broadcast_parameters(entries[kind], root_rank=1)
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("kind", ["state_dict", "named", "named with none", "tensors"])
-def test_parameters_become_those_of_the_root(kind: str) -> None:
     wanted = list(net(1).parameters())
-    for got in run_ranks(3, parameters_of, kind):
-        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), wanted, strict=True))
 
 
 def different_parameters(named: bool) -> str:
@@ -196,7 +192,8 @@ def test_tensors_that_fit_are_overwritten_in_place() -> bool:
     return rate is optimizer.param_groups[0]["lr"] and average is optimizer.state[model.weight]["exp_avg"]
 
 
-def misfits() -> list[str]:
+@on_ranks(2)
+def test_other_groups_are_an_error_on_every_rank() -> None:
     said = []
     for kind in ("groups", "shape", "class", "LBFGS"):
         parameters = [torch.nn.Parameter(torch.zeros(2 + hvd.rank() * (kind == "shape"))) for _ in range(2)]
@@ -207,13 +204,9 @@ def misfits() -> list[str]:
         with pytest.raises(ValueError, match="rank 1: ") as caught:
             hvd.broadcast_optimizer_state((other if hvd.rank() else torch.optim.SGD)(groups, lr=0.1), 0)
         said.append(str(caught.value))
-    return said
-
-
-def test_other_groups_are_an_error_on_every_rank() -> None:
-    for groups, shape, kind, lbfgs in run_ranks(2, misfits):
-        assert "1 parameter groups, not 2" in groups and "shape [3] of param" in shape
-        assert "rank 1: Adam, not SGD" in kind and "rank 1: LBFGS, not SGD" in lbfgs
+    groups, shape, kind, lbfgs = said
+    assert "1 parameter groups, not 2" in groups and "shape [3] of param" in shape
+    assert "rank 1: Adam, not SGD" in kind and "rank 1: LBFGS, not SGD" in lbfgs
 
 
 @pytest.mark.parametrize(

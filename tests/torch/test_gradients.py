@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -67,20 +66,17 @@ CASES: dict[str, tuple[Function, tuple[int, ...], str, float]] = {
 }  # fmt: skip
 
 
-def derivative(case: str) -> tuple[torch.Tensor, torch.Tensor]:
+@pytest.mark.parametrize("case", sorted(CASES))
+@on_ranks(2)
+def test_gradient_equals_finite_differences(case: str) -> None:
     function, shape, everybody, factor = CASES[case]
     x = tensor(hvd.rank(), *shape)
     leaf = x.clone().requires_grad_()
     y = function(leaf)
     (grad,) = torch.autograd.grad((y * weights(y)).sum(), leaf)
     assert torch.equal(function(x), y.detach())
-    return grad, finite_difference(function, x, everybody) * factor
-
-
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_gradient_equals_finite_differences(case: str) -> None:
-    for grad, wanted in run_ranks(2, derivative, case):
-        torch.testing.assert_close(grad, wanted, rtol=1e-6, atol=1e-6)
+    wanted = finite_difference(function, x, everybody) * factor
+    torch.testing.assert_close(grad, wanted, rtol=1e-6, atol=1e-6)
 
 
 def uneven() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -139,24 +135,17 @@ def test_ties_share_and_zeros_in_products_are_right() -> None:
     assert second == ([1.0, 2.0, 1.0], [2.0, 0.0, 0.0])
 
 
-def compressed() -> list[Any]:
+@on_ranks(2)
+def test_compression_casts_and_is_differentiable() -> None:
     x = torch.full((3,), 0.1, requires_grad=True)
-    found = []
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         one = hvd.allreduce(x, compression=compression)
         two = hvd.grouped_allreduce([x, x], compression=compression)
         three = hvd.reducescatter(x, compression=compression)
         (grad,) = torch.autograd.grad(one.sum() + two[1].sum() + three.sum(), x)
-        found.append((one.dtype, two[0].dtype, three.dtype, round(float(one[0]), 4), grad.dtype, grad.tolist()))
-    return found
-
-
-def test_compression_casts_and_is_differentiable() -> None:
-    for found in run_ranks(2, compressed):
-        for one, two, three, value, grad, slopes in found:
-            assert one is two is three is grad is torch.float32
-            assert value == pytest.approx(0.1, abs=1e-3)
-            assert slopes == [3.0] * 3
+        assert one.dtype is two[0].dtype is three.dtype is grad.dtype is torch.float32
+        assert float(one[0]) == pytest.approx(0.1, abs=1e-3)
+        assert grad.tolist() == [3.0] * 3
 
 
 @on_ranks(2, returns=[[False, True, False]] * 2)
@@ -167,30 +156,23 @@ def test_no_graph_is_built_where_nobody_wants_one() -> list[bool]:
     return [quiet.requires_grad, hvd.allreduce(x).requires_grad, hvd.allreduce(x.detach()).requires_grad]
 
 
-def sparse(op: int) -> torch.Tensor:
+@pytest.mark.parametrize(("op", "factor"), [(hvd.Sum, 1.0), (hvd.Average, 0.5)])
+@on_ranks(2)
+def test_sparse_allreduce(op: int, factor: float) -> None:
     rank = hvd.rank()
     mine = torch.sparse_coo_tensor([[0, rank + 1, 0]], torch.tensor([[1.0, 2.0]] * 3), (4, 2), check_invariants=True)
-    return hvd.sparse_allreduce_async(mine, "table", op)().to_dense()
-
-
-@pytest.mark.parametrize(("op", "factor"), [(hvd.Sum, 1.0), (hvd.Average, 0.5)])
-def test_sparse_allreduce(op: int, factor: float) -> None:
     wanted = torch.tensor([[4.0, 8.0], [1.0, 2.0], [1.0, 2.0], [0.0, 0.0]]) * factor
-    for got in run_ranks(2, sparse, op):
-        assert torch.equal(got, wanted)
+    assert torch.equal(hvd.sparse_allreduce_async(mine, "table", op)().to_dense(), wanted)
 
 
-def sparse_average() -> list[str]:
+@pytest.mark.parametrize("ranks", [3, 6])
+@on_ranks()
+def test_equal_sparse_tensors_average_to_themselves() -> None:
     numbers = torch.arange(-500, 500) * 0.37
     tensors = [numbers.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.complex64)]
     tensors += [torch.full((3,), 2_000_000_000, dtype=torch.int32), torch.full((3,), -128, dtype=torch.int8)]
     found = [hvd.sparse_allreduce_async(tensor.to_sparse(), None, hvd.Average)().to_dense() for tensor in tensors]
-    return [str(got.dtype) for got, want in zip(found, tensors, strict=True) if not torch.equal(got, want)]
-
-
-@pytest.mark.parametrize("size", [3, 6])
-def test_equal_sparse_tensors_average_to_themselves(size: int) -> None:
-    assert run_ranks(size, sparse_average) == [[]] * size
+    assert not [str(got.dtype) for got, want in zip(found, tensors, strict=True) if not torch.equal(got, want)]
 
 
 @on_ranks(2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 
@@ -163,19 +163,16 @@ def test_compressed_gradients_keep_ranks_equal_and_are_close(kind: str) -> None:
     torch.testing.assert_close(first, expected, rtol=0, atol=1e-6 if kind == "own" else 3e-3)
 
 
-def with_op(op: int) -> float:
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("op", "moved"), [(hvd.Sum, 12.0), (hvd.Average, 4.0), (hvd.Min, 2.0), (hvd.Max, 6.0), (hvd.Product, 12.0)]
+)
+@on_ranks(3)
+def test_gradients_are_combined_by_the_op(op: int, moved: float) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), op=op)
     for _ in range(2):
         optimizer.zero_grad()
         (parameter * (hvd.rank() + 1)).sum().backward()
         optimizer.step()
-    return -float(parameter.detach())
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("op", "moved"), [(hvd.Sum, 12.0), (hvd.Average, 4.0), (hvd.Min, 2.0), (hvd.Max, 6.0), (hvd.Product, 12.0)]
-)
-def test_gradients_are_combined_by_the_op(op: int, moved: float) -> None:
-    assert run_ranks(3, with_op, op) == [moved] * 3
+    assert -float(parameter.detach()) == moved

@@ -15,24 +15,18 @@ import horovod.torch as hvd
 from horovod.errors import MismatchError
 
 
-def too_many_passes() -> str:
+@on_ranks(2)
+def test_more_backward_passes_than_announced_are_an_error() -> None:
     net = linear()
     optimizer = wrapped(net, backward_passes_per_step=2)
     train(net, optimizer)
-    text = ""
-    for _ in range(3):
-        try:
-            net(rows()).sum().backward()
-        except AssertionError as error:
-            text = str(error)
-    return text
-
-
-def test_more_backward_passes_than_announced_are_an_error() -> None:
-    for text in run_ranks(2, too_many_passes):
-        assert "came 3 times" in text
-        assert "backward_passes_per_step is 2" in text
-        assert "Call optimizer.step() after every 2 backward passes; or" in text
+    for _ in range(2):
+        net(rows()).sum().backward()
+    with pytest.raises(AssertionError, match="came 3 times") as caught:
+        net(rows()).sum().backward()
+    text = str(caught.value)
+    assert "backward_passes_per_step is 2" in text
+    assert "Call optimizer.step() after every 2 backward passes; or" in text
 
 
 @on_ranks(2, returns=[[-10.5, -10.5]] * 2)
@@ -52,25 +46,17 @@ def test_a_step_may_come_after_fewer_passes() -> list[float]:
     return parameter.tolist()
 
 
-def early_zero_grad(steps: int) -> str:
+@pytest.mark.parametrize("steps", [0, 2])
+@on_ranks(2)
+def test_zero_grad_before_the_step_is_an_error(steps: int) -> None:
     net = linear()
     optimizer = wrapped(net)
     train(net, optimizer, steps)
     net(rows()).sum().backward()
-    text = ""
-    try:
+    with pytest.raises(AssertionError, match=r"optimizer\.zero_grad\(\) was called") as caught:
         optimizer.zero_grad()
-    except AssertionError as error:
-        text = str(error)
     optimizer.step()
-    return text
-
-
-@pytest.mark.parametrize("steps", [0, 2])
-def test_zero_grad_before_the_step_is_an_error(steps: int) -> None:
-    for rank, text in enumerate(run_ranks(2, early_zero_grad, steps)):
-        assert "optimizer.zero_grad() was called" in text
-        assert f"(rank {rank}, at {__file__}:" in text
+    assert f"(rank {hvd.rank()}, at {__file__}:" in str(caught.value)
 
 
 @on_ranks(2, returns=[True] * 2)
@@ -84,29 +70,23 @@ def test_after_the_job_nobody_counts_on_gradients() -> bool:
     return net.weight.grad is None
 
 
-def skips_too_early(steps: int) -> tuple[str, bool]:
+@pytest.mark.parametrize("steps", [0, 2])
+@on_ranks(2)
+def test_a_step_with_gradients_of_one_rank_is_an_error(steps: int) -> None:
     net = linear()
     optimizer = wrapped(net)
     train(net, optimizer, steps)
     net(rows()).sum().backward()
     with optimizer.skip_synchronize():
-        try:
+        with pytest.raises(AssertionError) as caught:
             optimizer.step()
-        except AssertionError as error:
-            text = str(error)
     optimizer.synchronize()
     with optimizer.skip_synchronize():
         optimizer.step()
-    return text, same_on_all_ranks(net.parameters())
-
-
-@pytest.mark.parametrize("steps", [0, 2])
-def test_a_step_with_gradients_of_one_rank_is_an_error(steps: int) -> None:
-    for rank, (text, same) in enumerate(run_ranks(2, skips_too_early, steps)):
-        assert "inside optimizer.skip_synchronize() with gradients of this rank alone" in text
-        assert f"(rank {rank}, at {__file__}:" in text
-        assert "Call optimizer.synchronize() after loss.backward()" in text
-        assert same
+    assert "inside optimizer.skip_synchronize() with gradients of this rank alone" in str(caught.value)
+    assert f"(rank {hvd.rank()}, at {__file__}:" in str(caught.value)
+    assert "Call optimizer.synchronize() after loss.backward()" in str(caught.value)
+    assert same_on_all_ranks(net.parameters())
 
 
 @on_ranks(2, returns=[True] * 2)
@@ -174,7 +154,8 @@ def test_two_optimizers_do_not_meet() -> bool:
     return all(same_on_all_ranks(net.parameters()) for net in nets)
 
 
-def wrapped_again() -> tuple[bool, str]:
+@on_ranks(2)
+def test_the_newest_optimizer_of_a_model_counts_and_hooks_go_with_it() -> None:
     net = linear()
     for _ in range(3):
         optimizer = wrapped(net)
@@ -188,14 +169,9 @@ def wrapped_again() -> tuple[bool, str]:
     del optimizer, newer
     gc.collect()
     assert not net.weight._post_accumulate_grad_hooks
-    return same_on_all_ranks(net.parameters()), text
-
-
-def test_the_newest_optimizer_of_a_model_counts_and_hooks_go_with_it() -> None:
-    for same, text in run_ranks(2, wrapped_again):
-        assert same
-        assert "was taken over by another DistributedOptimizer at " in text
-        assert text.count(".py:") == 2
+    assert same_on_all_ranks(net.parameters())
+    assert "was taken over by another DistributedOptimizer at " in text
+    assert text.count(".py:") == 2
 
 
 @on_ranks(3, returns=[([-3.0], [-3.0]), ([-3.0], [-3.0]), ([-3.0], [-3.0])])
@@ -213,19 +189,14 @@ def test_a_process_set_trains_by_itself() -> tuple[list[float], list[float]]:
     return parameter.tolist(), other.tolist()
 
 
-def unregistered() -> str:
-    try:
-        wrapped(linear(), process_set=hvd.ProcessSet([0, 1]))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
+@on_ranks(2)
 def test_an_unregistered_process_set_is_refused() -> None:
-    assert all("is not registered" in text for text in run_ranks(2, unregistered))
+    with pytest.raises(ValueError, match="is not registered"):
+        wrapped(linear(), process_set=hvd.ProcessSet([0, 1]))
 
 
-def different_models() -> list[str]:
+@on_ranks(3)
+def test_different_models_are_an_error_on_every_rank() -> None:
     odd, said = hvd.rank() % 2, []
     for kind in ("shape", "count", "name"):
         net = torch.nn.Sequential(linear(), torch.nn.Linear(2, 2 + odd * (kind == "shape"), bias=odd == 0).double())
@@ -234,17 +205,13 @@ def different_models() -> list[str]:
         with pytest.raises(MismatchError, match="DistributedOptimizer needs the same names on every rank") as caught:
             train(net, wrapped(net), 1)
         said.append(str(caught.value))
-    return said
-
-
-def test_different_models_are_an_error_on_every_rank() -> None:
-    for shape, count, name in run_ranks(3, different_models):
-        assert "\n  only ranks 0, 2 have: 3. 1.weight, float64, shape (2, 2), strides (2, 1), 4. 1.bias, " in shape
-        assert "\n  only rank 1 has: 3. 1.weight, float64, shape (3, 2), strides (2, 1)\n" in shape
-        assert "rank 0: 4, rank 1: 3, rank 2: 4\n" in count
-        assert "\n  only ranks 0, 2 have: 4. 1.bias, float64, shape (2,), strides (1,)\nDtypes" in count
-        assert "\n  only ranks 0, 2 have: 1. a.weight, float64, shape (2, 3), strides (3, 1), 2. a.bias" in name
-        assert "\n  only rank 1 has: 1. ab.weight, " in name
+    shape, count, name = said
+    assert "\n  only ranks 0, 2 have: 3. 1.weight, float64, shape (2, 2), strides (2, 1), 4. 1.bias, " in shape
+    assert "\n  only rank 1 has: 3. 1.weight, float64, shape (3, 2), strides (2, 1)\n" in shape
+    assert "rank 0: 4, rank 1: 3, rank 2: 4\n" in count
+    assert "\n  only ranks 0, 2 have: 4. 1.bias, float64, shape (2,), strides (1,)\nDtypes" in count
+    assert "\n  only ranks 0, 2 have: 1. a.weight, float64, shape (2, 3), strides (3, 1), 2. a.bias" in name
+    assert "\n  only rank 1 has: 1. ab.weight, " in name
 
 
 def begins_somewhere(kind: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.errors import InitError
 from horovod.transports.shm.capacity import LEAST_BYTES, arena_bytes, share_of
@@ -98,19 +98,16 @@ def test_a_job_under_ulimit_v_has_smaller_arenas(room: int = 400 << 20) -> None:
         assert total == 2000
 
 
-def _with_few_files(left: int) -> str:
+@on_ranks(3, init=False, hosts=(2, 1))
+def test_ranks_on_several_hosts_are_told_of_ulimit_n(left: int = 14) -> None:
+    """libzmq would abort the process of a rank."""
     import horovod.numpy as hvd
 
     opened = len([*Path("/proc/self/fd").iterdir()])
     with _limited(resource.RLIMIT_NOFILE, opened + left), pytest.raises(InitError) as refusal:
         hvd.init()
-    return str(refusal.value)
-
-
-def test_ranks_on_several_hosts_are_told_of_ulimit_n(left: int = 14) -> None:
-    """libzmq would abort the process of a rank."""
-    for text in run_ranks(3, _with_few_files, left, init=False, hosts=(2, 1)):
-        assert "may not open more than" in text and "ulimit -n" in text
+    text = str(refusal.value)
+    assert "may not open more than" in text and "ulimit -n" in text
 
 
 def test_the_size_is_found_without_a_descriptor() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES
 from horovod.transports.shm.clearing import Clearing
@@ -86,7 +86,10 @@ def _left(transport: Any) -> int:
     return int(np.count_nonzero(shown))
 
 
-def _reduced(elements: int, dtype: str) -> int:
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+@pytest.mark.parametrize("elements", [5_000, 100_000, 1_000_000], ids=["inline", "inline, much", "staged"])
+@on_ranks(2, returns=[0, 0])
+def test_an_allreduce_of_two_ranks_leaves_nothing_behind(elements: int, dtype: str) -> int:
     import horovod.numpy as hvd
 
     transport = _transport()
@@ -98,13 +101,8 @@ def _reduced(elements: int, dtype: str) -> int:
     return _left(transport)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "float64"])
-@pytest.mark.parametrize("elements", [5_000, 100_000, 1_000_000], ids=["inline", "inline, much", "staged"])
-def test_an_allreduce_of_two_ranks_leaves_nothing_behind(elements: int, dtype: str) -> None:
-    assert run_ranks(2, _reduced, elements, dtype) == [0, 0]
-
-
-def _averaged() -> None:
+@on_ranks(2)
+def test_small_averages_of_a_large_group_stay_until_both_ranks_have_read_them() -> None:
     import horovod.numpy as hvd
 
     _transport()
@@ -112,10 +110,6 @@ def _averaged() -> None:
         group = [np.full(1000, float(hvd.rank() + step + i), "float32") for i in range(20)]
         for i, result in enumerate(hvd.grouped_allreduce(group, name="g")):
             np.testing.assert_array_equal(result, np.full(1000, step + i + 0.5, "float32"))
-
-
-def test_small_averages_of_a_large_group_stay_until_both_ranks_have_read_them() -> None:
-    run_ranks(2, _averaged)
 
 
 def _moved(kind: str, rows: int) -> float:
@@ -148,7 +142,8 @@ def test_a_rank_overwrites_what_it_alone_has_read(kind: str, rows: int) -> None:
     assert run_ranks(2, _moved, kind, rows) == [left, left]
 
 
-def _shown_to_two() -> None:
+@on_ranks(3)
+def test_data_that_several_ranks_read_stays() -> None:
     import horovod.numpy as hvd
 
     _transport()
@@ -157,7 +152,3 @@ def _shown_to_two() -> None:
         np.testing.assert_array_equal(hvd.broadcast(mine, 2, name="b"), np.full(300_000, 3.0 + step))
         hvd.allreduce_(mine, name="r", op=hvd.Sum)
         np.testing.assert_array_equal(mine, np.full(300_000, 6.0 + 3 * step))
-
-
-def test_data_that_several_ranks_read_stays() -> None:
-    run_ranks(3, _shown_to_two)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 from injection import at_line
 
 from horovod.transports.results import LEAST_BYTES, ResultPool
@@ -132,7 +132,12 @@ def test_results_never_share_memory_and_outlive_the_job() -> None:
     assert float(last.sum()) == count * size * (size + 1) / 2
 
 
-def _exchange_beside_a_graph(kind: str, is_graph: list[bool]) -> int:
+@pytest.mark.parametrize("kind", ["ALLGATHER", "ALLTOALL"])
+@pytest.mark.parametrize(("is_graph", "wanted"), [([False, False], 2), ([False, True], 0), ([True, True], 0)])
+@on_ranks(2)
+def test_where_a_graph_makes_its_results_nobody_asks_where_they_lie(
+    kind: str, is_graph: list[bool], wanted: int
+) -> None:
     import horovod.numpy as hvd
     from horovod import context
     from horovod.bindings.numpy_adapter import NumpyAdapter
@@ -162,12 +167,4 @@ def _exchange_beside_a_graph(kind: str, is_graph: list[bool]) -> int:
             assert (halves == np.array([[attempt], [attempt + 1]])).all()
     finally:
         moves.find_results = find
-    return asked[0]
-
-
-@pytest.mark.parametrize("kind", ["ALLGATHER", "ALLTOALL"])
-@pytest.mark.parametrize(("is_graph", "asked"), [([False, False], 2), ([False, True], 0), ([True, True], 0)])
-def test_where_a_graph_makes_its_results_nobody_asks_where_they_lie(
-    kind: str, is_graph: list[bool], asked: int
-) -> None:
-    assert run_ranks(2, _exchange_beside_a_graph, kind, is_graph) == [asked, asked]
+    assert asked == [wanted]
