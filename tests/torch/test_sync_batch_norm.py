@@ -94,19 +94,22 @@ def test_weight_or_bias_may_be_missing(without: str) -> None:
     assert max(run_ranks(2, compare, "2d", [3, 5], 0.0, {}, (without,))) < 1e-10
 
 
-def trains(passes: int, checkpointed: bool) -> torch.Tensor:
+def trains(passes: int, checkpointed: bool, ranks: list[int]) -> torch.Tensor:
+    """Train on the rows of these ranks, or as one rank of several."""
     torch.manual_seed(1)
-    net = torch.nn.Sequential(
+    net: Any = torch.nn.Sequential(
         torch.nn.Linear(3, CHANNELS), torch.nn.BatchNorm1d(CHANNELS), torch.nn.Linear(CHANNELS, 1)
-    )
-    net = hvd.SyncBatchNorm.convert_sync_batchnorm(net.double())
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), backward_passes_per_step=passes
-    )
+    ).double()
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    if not ranks:
+        net = hvd.SyncBatchNorm.convert_sync_batchnorm(net)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), backward_passes_per_step=passes
+        )
     for step in range(4):
         optimizer.zero_grad()
         for part in range(passes):
-            mine = inputs(step + 4 * part, hvd.rank())
+            mine = torch.cat([inputs(step + 4 * part, rank) for rank in ranks or [hvd.rank()]])
             output = checkpoint(net, mine, use_reentrant=False) if checkpointed else net(mine)
             output.square().mean().backward()
         optimizer.step()
@@ -119,21 +122,8 @@ def inputs(step: int, rank: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("passes", "checkpointed"), [(1, False), (2, False), (1, True)])
 def test_trains_as_one_process(passes: int, checkpointed: bool) -> None:
-    torch.manual_seed(1)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(3, CHANNELS), torch.nn.BatchNorm1d(CHANNELS), torch.nn.Linear(CHANNELS, 1)
-    )
-    net = net.double()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        for part in range(passes):
-            whole = torch.cat([inputs(step + 4 * part, rank) for rank in range(2)])
-            output = checkpoint(net, whole, use_reentrant=False) if checkpointed else net(whole)
-            output.square().mean().backward()
-        optimizer.step()
-    alone = torch.cat([value.flatten().double() for value in net.state_dict().values()])
-    for together in run_ranks(2, trains, passes, checkpointed):
+    alone = trains(passes, checkpointed, [0, 1])
+    for together in run_ranks(2, trains, passes, checkpointed, []):
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
 
 
