@@ -149,7 +149,7 @@ def _example() -> Any:
     """As Horovod's examples do: a step before the ranks meet, and one in a callback after each loss."""
     import keras
     import numpy as np
-    from losing import in_reductions
+    from losing import dying
 
     import horovod.keras as hvd
     from horovod import context
@@ -181,11 +181,7 @@ def _example() -> Any:
             _wait_for(lambda: context.wants_change() or context.membership().number > 2)
             state.check_host_updates()
 
-    def die(number: int) -> None:
-        if number == 4 and hvd.rank() == 1 and context.membership().number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with in_reductions(die):
+    with dying(4):
         train(state)
     weights = [np.array(value) for value in state._arrays(state._shared())]
     return weights, int(model.optimizer.iterations), state.epoch, float(model.optimizer.learning_rate)
@@ -218,7 +214,7 @@ def _fit(ends: int) -> dict[str, Any]:
     """A linear model whose weights can be computed by hand; rank 1 dies in the fourth step."""
     import keras
     import numpy as np
-    from losing import in_reductions
+    from losing import dying
 
     import horovod.keras as hvd
     from horovod import context
@@ -249,11 +245,7 @@ def _fit(ends: int) -> dict[str, Any]:
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(), Watch()]
         hvd.elastic.fit(state, x, y, batch_size=4, epochs=2, seed=5, callbacks=callbacks, verbose=0)
 
-    def die(number: int) -> None:
-        if number == 4 and hvd.rank() == 1 and context.membership().number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with in_reductions(die):
+    with dying(4):
         train(state)
     return {"events": events, "weights": model.get_weights()[0], "place": (state.epoch, state.batch), "xy": (x, y)}
 

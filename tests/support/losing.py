@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 from elastic_double import Job, make_job
 
+import horovod.numpy as hvd
+from horovod import context
 from horovod.core.requests import Kind
 from horovod.engine.engine import Engine
 from horovod.errors import PeerLostError
 
-__all__ = ["Losses", "in_reductions", "losing"]
+__all__ = ["Losses", "dying", "losing"]
 
 
 class Losses:
@@ -29,7 +33,7 @@ class Losses:
 
 
 @contextmanager
-def in_reductions(act: Callable[[int], None]) -> Iterator[None]:
+def _in_reductions(act: Callable[[int], None]) -> Iterator[None]:
     """Call a function at the start of every allreduce of floats, inside of compiled steps, too."""
     count = [0]
 
@@ -48,6 +52,16 @@ def in_reductions(act: Callable[[int], None]) -> Iterator[None]:
         yield
 
 
+def dying(number: int) -> AbstractContextManager[None]:
+    """Kill rank 1 of the first membership in its allreduce of floats of that number."""
+
+    def die(now: int) -> None:
+        if now == number and hvd.rank() == 1 and context.membership().number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _in_reductions(die)
+
+
 @contextmanager
 def losing(which: Collection[int]) -> Iterator[Losses]:
     """Be an elastic job of one rank, in which some allreduces of floats fail."""
@@ -59,5 +73,5 @@ def losing(which: Collection[int]) -> Iterator[Losses]:
                 losses.count += 1
                 raise PeerLostError(f"rank 1 is lost by the test, in reduction {number}")
 
-        with in_reductions(act):
+        with _in_reductions(act):
             yield losses

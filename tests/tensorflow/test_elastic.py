@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -166,10 +164,9 @@ def _train(mode: str) -> dict[str, Any]:
     """A linear model whose weights can be computed by hand; rank 1 dies in the third step, and another one joins."""
     import numpy as np
     import tensorflow as tf
-    from losing import in_reductions
+    from losing import dying
 
     import horovod.tensorflow as hvd
-    from horovod import context
 
     hvd.init()
     x = np.random.default_rng(0).normal(size=(100, 3)).astype("float32")
@@ -201,11 +198,7 @@ def _train(mode: str) -> dict[str, Any]:
         for batch in state.data:
             one(state, batch)
 
-    def die(number: int) -> None:
-        if number == 3 and hvd.rank() == 1 and context.membership().number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with in_reductions(die):
+    with dying(3):
         train(state)
     return {"weights": weights.numpy(), "count": int(count), "sizes": state.sizes, "traces": len(traces), "xy": (x, y)}
 
