@@ -114,6 +114,5 @@ class _TwoHosts(LocalAgreement):
 
 def test_names_of_hosts_are_not_resolved() -> None:
     spread = _spread(_TwoHosts(3), "first:2,second:1")
-    assert spread is not None
     assert spread.hosts == (("first", 2), ("second", 1))
     assert spread.interface in [name for _, name in socket.if_nameindex()]

@@ -221,8 +221,7 @@ async def _losses(kernel: Kernel) -> None:
     async def ranks(again: str = START) -> list[int]:
         assert not errors(await kernel.run(again))
         assert not errors(await kernel.run(IMPORTS))
-        found: list[int] = await kernel.value("%%hvd\nhvd.allgather_object(os.getpid())")
-        return found
+        return await kernel.value("%%hvd\nhvd.allgather_object(os.getpid())")
 
     # A rank dies in a cell: it is named, the others are ended, the kernel goes on and says how to start again.
     pids = await ranks()

@@ -63,7 +63,6 @@ def test_pods_of_an_indexed_job_meet_though_the_first_ones_name_comes_late(clust
 
     pods = [pod(1), pod(2)]
     for one in pods:
-        assert one.stdout is not None
         assert one.stdout.readline() == "begun\n"
     assert last_lines([pod(0), *pods]) == APART
 
@@ -151,7 +150,6 @@ def test_the_launcher_of_an_mpi_job_waits_for_names_of_workers(
         K_MPI_JOB_ROLE="launcher",
         **IN_POD,
     )
-    assert launcher.stdout is not None
     assert launcher.stdout.readline().startswith("horovodrun: hosts from MPIJob: mpi")
     line_of_wait = launcher.stdout.readline()
     assert "cannot be reached yet" in line_of_wait
@@ -225,7 +223,6 @@ def test_a_worker_of_an_mpi_job_that_comes_back_with_another_address_joins(tmp_p
         ]
         words = [sys.executable, "-m", "horovod.launch.cli", *flags, sys.executable, "-c", ELASTIC]
         launcher = start(own, "login", words, **IN_POD, OMP_NUM_THREADS="1")
-        assert launcher.stdout is not None
         while "trains on b" not in (line := launcher.stdout.readline()):
             assert line, "ended too soon"
         subprocess.run(own.machines["b"].command(*pre_stop), check=False, timeout=300)

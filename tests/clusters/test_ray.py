@@ -84,8 +84,7 @@ class _Sum:
         import horovod.numpy as hvd
 
         self.total = self.total + self.factor * hvd.allreduce(np.full(3, value * (hvd.rank() + 1)), op=hvd.Sum)
-        total: list[float] = self.total.tolist()
-        return total
+        return self.total.tolist()
 
 
 def _places(base: int, dies: int = -1, fails: int = -1) -> tuple[Any, ...]:

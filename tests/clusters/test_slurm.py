@@ -154,7 +154,6 @@ print("all have it")
 
 def test_strangers_read_no_key_and_cannot_pass_for_rank_0(slurm: Slurm, other_python: dict[str, str]) -> None:
     with slurm.start(sys.executable, "-c", OFFER, host="a") as offering:
-        assert offering.stdout is not None
         port = offering.stdout.readline().strip()
         said = slurm.run(*NOBODY, "/usr/bin/python3", "-c", STRANGER, port, host="b", **other_python).stdout
         assert said.startswith("refused: MUNGE: Unauthorized credential")
@@ -249,7 +248,6 @@ def test_a_node_that_goes_down_is_named(own_slurm: Slurm, tmp_path: Path) -> Non
     )
     words = ["salloc", "--no-kill", "-N3", "-n3", *HOROVODRUN, sys.executable, str(script)]
     with own_slurm.start(*words, stderr=subprocess.STDOUT) as job:
-        assert job.stdout is not None
         begun = 0
         while begun < 3:
             line = job.stdout.readline()

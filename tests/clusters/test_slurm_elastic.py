@@ -100,7 +100,6 @@ def test_the_ranks_of_other_nodes_go_on_when_a_node_is_lost(own_slurm: Slurm, tr
     with own_slurm.start(*words, plan, stderr=subprocess.STDOUT, HOROVOD_ELASTIC="1") as job:
         number = job_of(job, 6)  # each says so again in its first step
         own_slurm.crash("c")
-        assert job.stdout is not None
         lost = next(line for line in job.stdout if "continue at step" in line)
         assert re.match(r"horovod: rank \d \(pid \d+ on c\) was lost with its host, .*; 2 ranks continue", lost), lost
         own_slurm.run("scontrol", "update", "NodeName=c", "State=DOWN", "Reason=crashed")
@@ -115,7 +114,6 @@ def test_the_loss_of_the_first_node_ends_the_job_and_names_its_service(own_slurm
     with own_slurm.start(*words, stderr=subprocess.STDOUT, HOROVOD_ELASTIC="1") as job:
         job_of(job, 8)  # each says so again in its first step
         own_slurm.crash("a")
-        assert job.stdout is not None
         why = r"horovod\S+: the job service at tcp://(10\.77\.0\.2|\[fd77::2\]):\d+ has not answered for 10 s; has the"
         assert len(list(itertools.islice(filter(re.compile(why).match, job.stdout), 2))) == 2
         # Slurm would find out after SlurmdTimeout, and srun waits for it.
@@ -126,7 +124,6 @@ def test_the_loss_of_the_first_node_ends_the_job_and_names_its_service(own_slurm
 
 def job_of(job: subprocess.Popen[str], tasks: int) -> str:
     """The job's number, when all its tasks have called init()."""
-    assert job.stdout is not None
     lines: list[str] = []
     while sum("of job" in line for line in lines) < tasks:
         lines.append(job.stdout.readline())
@@ -141,7 +138,6 @@ def test_another_step_takes_the_place_of_a_lost_rank(slurm: Slurm, train: list[s
         number = job_of(job, 3)
         words = ["srun", f"--jobid={number}", "--overlap", "-N1", "-n1", "-w", "b", *train, plan]
         added = slurm.run(*words, HOROVOD_ELASTIC="1", HOROVOD_JOIN_STEP="0")
-        assert job.stdout is not None
         found = results(job.stdout.read() + added.stdout)
     lines = [line.partition(":")[0] for line in found]
     assert lines == ["rank 0 of 3, 0 of 1", "rank 1 of 3, 0 of 2", "rank 2 of 3, 1 of 2"]
@@ -169,7 +165,6 @@ def test_tasks_that_slurm_asks_to_end_leave_after_a_step(slurm: Slurm, train: li
     with slurm.start("srun", "-t", "3", "-N2", "-n3", *train, plan, HOROVOD_ELASTIC="1") as job:
         number = job_of(job, 6)  # each says so again in its first step
         slurm.run("scancel", "--signal=TERM", f"{number}.0")
-        assert job.stdout is not None
         left = sorted(line for line in job.stdout.read().splitlines() if "leaves" in line)
     assert left == [f"task {task} leaves" for task in range(3)]
     assert job.returncode == 0

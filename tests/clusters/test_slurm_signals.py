@@ -129,14 +129,12 @@ def test_scancel_signals_ranks_of_srun_and_they_go_on_after_their_flight_recorde
     words = ["srun", "-t", "3", "-N2", "-n3", sys.executable, str(folder / "train.py")]
     with slurm.start(*words, TIMES="1", HOROVOD_FLIGHT_RECORDER_DIR=str(folder / "dump")) as job:
         slurm.run("scancel", "--signal=TERM", signalled(slurm, job, folder))
-        assert job.stdout is not None
         assert any(line.startswith("left 0 ") for line in job.stdout)
     assert job.returncode == 128 + 15  # the highest: a rank that has noticed the end of another one has 1
 
 
 def signalled(slurm: Slurm, job: subprocess.Popen[str], folder: Path) -> str:
     """Send SIGUSR1 to three ranks that have begun: all write their flight recorder. Return the number of their job."""
-    assert job.stdout is not None
     begun = 0
     while begun < 3:
         line = job.stdout.readline()
@@ -159,7 +157,6 @@ def test_signals_to_the_agents_of_horovodrun_reach_its_ranks(slurm: Slurm, folde
     dump = str(folder / "dump")
     with slurm.start(*words, **with_python(TIMES="1", HOROVOD_FLIGHT_RECORDER_DIR=dump)) as job:
         slurm.run("scancel", "--signal=TERM", signalled(slurm, job, folder))
-        assert job.stdout is not None
         left = [line.split() for line in job.stdout if ">:left 0 at " in line]
     assert len(left) == 3
     assert [path.name for path in (folder / "state").iterdir()] == [f"elastic-{int(left[0][-1]):012d}.state"]

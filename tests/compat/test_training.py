@@ -116,7 +116,6 @@ def test_collectives_inside_a_compiled_function() -> list[str]:
             y = function(x)
             y.sum().backward()
     assert y.tolist() == [1 + 2 * hvd.size()] * 3
-    assert x.grad is not None
     assert x.grad.tolist() == [4.0 * hvd.size()] * 3
     return [str(warning.message) for warning in caught if "horovod" in str(warning.message)]
 

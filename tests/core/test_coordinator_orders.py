@@ -222,7 +222,6 @@ def test_a_signature_can_be_declared_again_with_another_meaning() -> None:
     for i in range(5):
         handle = job.submit(0, request("a", shape=(i,)))
         job.settle()
-        assert handle.response is not None
         assert handle.response.requests[0].tensors[0].shape == (i,)
     assert set(job.ranks[0].signatures.values()) == {0}
 

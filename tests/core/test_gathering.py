@@ -150,7 +150,6 @@ def test_leaving_fails_exactly_what_the_leaver_owes(counts: list[int], rng: rand
             job.settle()
     job.assert_quiet()
     for (_, name), handle in handles.items():
-        assert handle.response is not None
         assert handle.response.error == ("rank ended its script" if name in owed else "")
 
 
@@ -233,7 +232,6 @@ def test_groups_hold_the_members_of_a_process_set_and_end_with_it() -> None:
         for rank in range(5):
             job.submit(rank, request("remove", Kind.REMOVE_PROCESS_SET, root=1))
         job.assert_quiet()
-        assert late.response is not None
         assert f"still waited for ranks {list(members[1:])}" in late.response.error
 
 

@@ -139,7 +139,6 @@ def test_overlapping_and_disjoint_sets_at_work_at_once(rng: random.Random) -> No
     job.assert_quiet()
     for me in job.ranks:
         for handle in me.executed:
-            assert handle.response is not None
             assert handle.response.error == ""
             if handle.request.process_set:
                 assert handle.response.members == groups[handle.request.process_set - 1]
@@ -175,7 +174,6 @@ def test_removing_a_set_answers_what_still_waits_in_it(name: str) -> None:
     stuck = job.submit(0, request(name, process_set=1, site="a.py:3"))
     assert job.agree(_remove(1)).result == 1
     job.assert_quiet()
-    assert stuck.response is not None
     assert "process set 1" in stuck.response.error
     assert "removed" in stuck.response.error
     job.agree(_add(0, 2))

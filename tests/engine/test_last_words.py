@@ -98,8 +98,7 @@ def _calls(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
     """A function of a module of this name that calls ``function``."""
     scope: dict[str, Any] = {"__name__": name, "function": function}
     exec(compile("def call():\n    return function()", "<called>", "exec"), scope)
-    call: Callable[[], Any] = scope["call"]
-    return call
+    return scope["call"]
 
 
 def _stack_of(*modules: str) -> list[str]:

@@ -16,8 +16,6 @@ THIS = __file__
 
 def _line() -> int:
     frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
     return frame.f_back.f_lineno
 
 

@@ -14,15 +14,13 @@ BACKENDS = ("tensorflow", "torch", "jax")
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of a backend."""
-    name: str = request.param
-    return name
+    return request.param
 
 
 @pytest.fixture(scope="session", params=[*(f"keras-{name}" for name in BACKENDS), "tf_keras"])
 def framework(request: pytest.FixtureRequest) -> str:
     """The name of the Keras that ranks have loaded: Keras 3 with a backend, or tf_keras."""
-    name: str = request.param
-    return name
+    return request.param
 
 
 @pytest.fixture

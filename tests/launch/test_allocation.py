@@ -75,12 +75,10 @@ def test_hosts_and_slots(environ: dict[str, str], said: str, starter: str) -> No
 
 def test_agents_of_slurm_get_all_cores_of_their_node_beside_other_steps() -> None:
     found = find_allocation(SALLOC)
-    assert found is not None
     words = command_line("gpu07", Access("/usr/bin/python", starters=found.starters))
     assert {"--overlap", "--nodelist=gpu07", "--cpus-per-task=8", "--mpi=none"} < set(words)
     assert words[-3:] == ["/usr/bin/python", "-m", "horovod.launch.agent"]
     both = find_allocation(HETEROGENEOUS)
-    assert both is not None
     assert [words[-1] for words in both.starters.values()] == ["--het-group=0", "--het-group=1", "--het-group=1"]
     why = diagnose("gpu07", Access("python", starters=found.starters), 1, "srun: error: Node gpu07 is down\n")
     assert why.startswith(
@@ -91,7 +89,6 @@ def test_agents_of_slurm_get_all_cores_of_their_node_beside_other_steps() -> Non
 def test_agents_of_slurm_get_the_gpus_of_all_tasks_of_their_node() -> None:
     for given, flag in {"1": "--gres=gpu:2", "a100:2": "--gres=gpu:a100:4"}.items():
         found = find_allocation({**SALLOC, "SLURM_GPUS_PER_TASK": given})
-        assert found is not None
         assert {flag, "--gpu-bind=none"} < set(found.starters["n1"])
     for error in (
         "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification",
@@ -103,7 +100,6 @@ def test_agents_of_slurm_get_the_gpus_of_all_tasks_of_their_node() -> None:
 
 def test_more_ranks_than_tasks_are_spread_evenly() -> None:
     found = find_allocation(SALLOC)
-    assert found is not None
     assert spread(found, 5) == [HostSlots("n1", 2), HostSlots("n2", 2), HostSlots("gpu07", 1)]
     assert spread(found, 8) == [HostSlots("n1", 3), HostSlots("n2", 3), HostSlots("gpu07", 2)]
 

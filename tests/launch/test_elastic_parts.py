@@ -80,7 +80,6 @@ def test_a_script_that_fails_is_reported_once_and_its_last_hosts_stay() -> None:
 )
 def test_sizes_of_an_elastic_job(given: dict[str, Any], num_proc: int | None, sizes: tuple[int, int, int]) -> None:
     options = elastic_options(given, num_proc)
-    assert options is not None
     policy = options.policy(9.0, 5.0)
     assert (policy.size, policy.minimum, policy.most) == sizes
     assert (policy.timeout_s, policy.start_timeout_s) == (9.0, 5.0)
@@ -91,7 +90,6 @@ def test_sizes_of_an_elastic_job(given: dict[str, Any], num_proc: int | None, si
 def test_an_elastic_job_starts_on_all_slots_of_an_allocation(most: str | None, sizes: tuple[int, int, int]) -> None:
     assert elastic_options({"--min-np": "4"}, None, 3) == elastic_options({"--min-np": "4"}, None)  # spread over them
     options = elastic_options({"--min-np": "1", "--max-np": most}, None, 3)
-    assert options is not None
     assert (options.num_proc, options.minimum, options.maximum) == sizes
 
 
@@ -111,7 +109,6 @@ def test_other_options_of_an_elastic_job() -> None:
         "--blacklist-cooldown-range": (2, 9),
     }
     options = elastic_options(given, 2)
-    assert options is not None
     policy = options.policy(9.0, 5.0)
     assert (options.chaos_s, policy.spares, policy.resets, policy.cool_down_s) == (90.0, 1, 0, (2.0, 9.0))
     assert elastic_options({"--min-np": None, "--host-discovery-script": None}, 2) is None

@@ -191,7 +191,6 @@ def test_the_end_of_a_rank_is_known_by_its_generation(make_job: Callable[..., Jo
     job.ready(1, 2)
     assert [place.previous for place in job.begin(1, 2)] == [[1, 2], [1, 2]]
     for rank, generation, how in ((0, 1, KILLED), (1, 1, ""), (0, 2, ""), (5, 1, ""), (0, 99, "")):
-        assert job.service._generations is not None
         assert job.service._generations.fate(rank, generation).how == how
     query = FateQuery(job.service.endpoints, KEY, 0, 1)
     while not (told := query.news()):

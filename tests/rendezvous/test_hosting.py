@@ -49,7 +49,6 @@ def test_a_service_ends_with_its_rank(end: str) -> None:
         services = [pid for pid in map(int, children) if b"hosting" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         pid_fd = os.pidfd_open(services[0])
         with _rank(run) as second:
-            assert second.stdout is not None
             assert json.loads(second.stdout.readline()) == [], "a second service of the job"
         # Debian writes 127.0.1.1 and the host's name into /etc/hosts.
         world = World(0, 2, 0, 1, 0, 2, "a", "torchrun", "job", KEY, Meeting("hosts", ("127.0.1.1",), run, True))

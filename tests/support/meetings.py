@@ -145,7 +145,6 @@ class Elsewhere:
         self.process = subprocess.Popen(
             [sys.executable, "-c", come, job, str(rank), str(size)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"here\n"
 
     def kill(self) -> int:

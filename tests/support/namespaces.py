@@ -75,7 +75,6 @@ class Machine:
     @property
     def pid(self) -> int:
         """The first process inside."""
-        assert self.holder is not None
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
         return self.holder.pid if self.is_login else int(children[0])
 
@@ -179,7 +178,6 @@ class Cluster(Started):
             stdout=subprocess.PIPE,
             env={**os.environ, "PATH": _PATH},
         )
-        assert machine.holder.stdout is not None
         assert machine.holder.stdout.readline() == b"up\n", f"host {machine.name} did not come up"
 
     def processes(self, name: str) -> dict[int, str]:
@@ -199,7 +197,6 @@ class Cluster(Started):
         """Kill everything on a host, at once and for good."""
         machine = self.machines[name]
         os.kill(machine.pid, signal.SIGKILL)
-        assert machine.holder is not None
         machine.holder.wait()
 
     def cut(self, name: str) -> None:
@@ -214,7 +211,6 @@ class Cluster(Started):
         if machine.holder is not None:
             machine.holder.kill()
             machine.holder.wait()
-            assert machine.holder.stdout is not None
             machine.holder.stdout.close()
             machine.holder = None
         _try("ip", "link", "del", f"{self._mark}{machine.name}")

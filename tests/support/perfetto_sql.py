@@ -69,12 +69,10 @@ class Perfetto:
     # The protocol calls these.
 
     def send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(data)
         self._process.stdin.flush()
 
     def read(self, count: int) -> bytes:
-        assert self._process.stdout is not None
         data = self._process.stdout.read(count)
         if len(data) < count:
             raise ConnectionError("the trace processor ended")

@@ -27,7 +27,6 @@ def net(widths: list[int]) -> torch.nn.Module:
 def shard_of(bucket: Bucket) -> Iterator[tuple[str, tuple[int, torch.Tensor]]]:
     """Yield this rank's parts of the gradients that some rank had: name, first element, values."""
     reduced = bucket.reduced
-    assert reduced is not None
     for slot, offset, flag in zip(bucket.slots, bucket.layout.offsets, reduced.flags.tolist(), strict=True):
         first = max(offset, reduced.start)
         last = min(offset + slot.parameter.numel(), reduced.start + len(reduced.values))

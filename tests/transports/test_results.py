@@ -60,7 +60,6 @@ def test_what_a_loan_takes_to_make_is_made_once_for_each_block() -> None:
 def test_a_block_serves_similar_lengths_and_wastes_little(nbytes: int) -> None:
     pool = ResultPool()
     memory = pool.take(nbytes)
-    assert memory is not None
     assert nbytes <= len(memory) <= nbytes * 9 / 8 + 4096
     size = len(memory)
     del memory

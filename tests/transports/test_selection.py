@@ -43,7 +43,6 @@ def test_tensors_of_a_gpu_may_have_an_engine_of_their_own() -> None:
     for asked, engines in (("", "gloo gloo"), ("NCCL", "gloo gloo"), ("MPI", "gloo mpi")):
         settings = load({"HOROVOD_GPU_OPERATIONS": asked})
         found = choose(settings, "horovodrun", True, ALL)
-        assert found is not None
         assert f"{found.engine} {found.device_engine}" == engines
         assert ("those of a GPU over mpi" in str(found)) == (asked == "MPI")
         assert wants_nccl(settings, ALL) == (asked == "NCCL")
