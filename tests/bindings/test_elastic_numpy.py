@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.numpy as hvd
 
 
-def synced() -> Any:
-    """Bring states of two ranks together, change them, and go back."""
+@pytest.mark.slow
+@on_ranks(2, returns=2 * [[True, [1.0] * 3, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], 0, [0], [2.0] * 3, 0]])
+def test_arrays_keep_their_memory() -> Any:
+    """States of two ranks come together, change, and go back."""
     rank = hvd.rank()
     weights, whole = np.full(3, rank + 1.0), np.arange(6.0).reshape(2, 3) + rank
     state = hvd.elastic.NumpyState(weights=weights, columns=whole.T, epoch=rank, names=[rank])
@@ -28,9 +30,3 @@ def synced() -> Any:
         return [*seen, weights.tolist(), state.epoch]
 
     return train(state)
-
-
-@pytest.mark.slow
-def test_arrays_keep_their_memory() -> None:
-    rows = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-    assert run_ranks(2, synced) == 2 * [[True, [1.0] * 3, rows, 0, [0], [2.0] * 3, 0]]

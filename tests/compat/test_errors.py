@@ -47,24 +47,20 @@ DISAGREEMENTS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def disagree(case: str) -> tuple[str, bool]:
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", sorted(DISAGREEMENTS))
+@on_ranks()
+def test_disagreement_is_an_error_on_every_rank(case: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         DISAGREEMENTS[case]()
     assert isinstance(caught.value, hvd.HorovodInternalError)
     # The job is as good as before.
-    return str(caught.value), hvd.allreduce(rows(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("case", sorted(DISAGREEMENTS))
-def test_disagreement_is_an_error_on_every_rank(case: str, ranks: int) -> None:
-    outcomes = run_ranks(ranks, disagree, case)
-    assert len(set(outcomes)) == 1
-    text, works = outcomes[0]
-    assert works
+    assert hvd.allreduce(rows(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
+    text = str(caught.value)
+    assert hvd.allgather_object(text) == [text] * hvd.size()
     assert text.startswith("Mismatched ")
-    assert all(f"rank {rank}: " in text for rank in range(ranks))
-    assert text.count("test_errors.py:") == ranks
+    assert all(f"rank {rank}: " in text for rank in range(hvd.size()))
+    assert text.count("test_errors.py:") == hvd.size()
 
 
 # An argument that is wrong by itself: a ValueError at the call, before anybody waits.
@@ -144,7 +140,10 @@ def test_a_wrong_operation_is_both_of_horovods_errors() -> None:
     assert found == ["RequestError"] * 5
 
 
-def named_twice(name: str) -> tuple[int, bool]:
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"])
+@on_ranks()
+def test_a_name_in_flight_is_refused(name: str) -> None:
     call = {
         "allreduce": lambda tensor: hvd.allreduce_async(tensor, name="twice"),
         "allgather": lambda tensor: hvd.allgather_async(tensor, name="twice"),
@@ -165,13 +164,7 @@ def named_twice(name: str) -> tuple[int, bool]:
     if hvd.rank():
         handles.append(call(rows(hvd.size())))
     results = [hvd.synchronize(handle) for handle in handles]
-    return refused, len(results) == 1
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"])
-def test_a_name_in_flight_is_refused(name: str, ranks: int) -> None:
-    assert run_ranks(ranks, named_twice, name) == [(9, True), (0, True)][:ranks]
+    assert (refused, len(results)) == (0 if hvd.rank() else 9, 1)
 
 
 def handles() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, on_ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks
 
 import horovod.numpy as hvd
 from horovod import context
@@ -18,7 +18,9 @@ from horovod.errors import HorovodInternalError, PeerLostError
 from horovod.transports.shm import transport
 
 
-def _aborted(where: str) -> list[str]:
+@pytest.mark.parametrize("where", ["main", "timer"])
+@on_ranks(2, returns=[["1 the job goes on without rank 1"] * 4, []])
+def test_abort_ends_every_wait(where: str) -> list[str]:
     """Rank 0 waits in three threads for rank 1, which never comes; a fourth one aborts."""
     engine = context.engine()
     assert hvd.allreduce(np.ones(1), op=hvd.Sum).tolist() == [hvd.size()]
@@ -56,11 +58,6 @@ def _aborted(where: str) -> list[str]:
     note(lambda: hvd.allreduce(np.ones(1), name="later"))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     return said
-
-
-@pytest.mark.parametrize("where", ["main", "timer"])
-def test_abort_ends_every_wait(where: str) -> None:
-    assert run_ranks(2, _aborted, where)[0] == ["1 the job goes on without rank 1"] * 4
 
 
 def _ended_in_the_middle(way: str) -> list[str]:

@@ -238,7 +238,8 @@ def test_a_child_may_be_a_rank_when_its_parent_is_none_any_more() -> list[str]:
     return subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
 
 
-def _plain_fork() -> int:
+@on_ranks(2, fresh=True, returns=[2, 2])
+def test_a_forked_child_that_ends_does_not_end_the_rank() -> int:
     """A child that ends like a script, with exit handlers and all."""
     import horovod.numpy as hvd
 
@@ -260,23 +261,14 @@ def _plain_fork() -> int:
     return int(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
 
 
-def test_a_forked_child_that_ends_does_not_end_the_rank() -> None:
-    for outcome in Ranks(2, _plain_fork).outcomes():
-        assert (outcome.error, outcome.value) == (None, 2)
-
-
-def _program() -> str:
+@on_ranks(2, fresh=True)
+def test_programs_that_a_rank_starts_inherit_nothing_of_the_job() -> None:
     import horovod.numpy as hvd
 
     hvd.barrier()
     # As os.system() does: only what is marked as private stays here.
     command = ["ls", "-l", "/proc/self/fd"]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, close_fds=False).stdout
-
-
-def test_programs_that_a_rank_starts_inherit_nothing_of_the_job() -> None:
-    for outcome in Ranks(2, _program).outcomes():
-        assert outcome.error is None, outcome.text
-        assert " 0 -> " in outcome.value
-        for word in ("memfd", "pidfd", "socket"):
-            assert word not in outcome.value
+    inherited = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, close_fds=False).stdout
+    assert " 0 -> " in inherited
+    for word in ("memfd", "pidfd", "socket"):
+        assert word not in inherited

@@ -68,7 +68,10 @@ def test_a_submission_interrupted_at_any_instruction() -> None:
     assert min(run_ranks(2, _submits, (1,), True, True)) > 100
 
 
-def _waits(who: tuple[int, ...], how: str) -> int:
+@pytest.mark.parametrize("who", WHO, ids=str)
+@pytest.mark.parametrize("how", ["synchronize", "poll"])
+@on_ranks(2)
+def test_a_wait_interrupted_at_any_line(who: tuple[int, ...], how: str) -> None:
     number, interrupted = 0, hvd.rank() in who
     while True:
         number += 1
@@ -87,16 +90,13 @@ def _waits(who: tuple[int, ...], how: str) -> int:
         hvd.synchronize(handle)
         np.testing.assert_array_equal(tensor, np.full(3, 1 + 2 * number), str(raised))
         if not _flag(interrupted):
-            return number
+            break
+    assert number > 5
 
 
 @pytest.mark.parametrize("who", WHO, ids=str)
-@pytest.mark.parametrize("how", ["synchronize", "poll"])
-def test_a_wait_interrupted_at_any_line(who: tuple[int, ...], how: str) -> None:
-    assert min(run_ranks(2, _waits, who, how)) > 5
-
-
-def _at_once(who: tuple[int, ...]) -> int:
+@on_ranks(2)
+def test_a_synchronous_call_interrupted_at_any_line(who: tuple[int, ...]) -> None:
     number, interrupted = 0, hvd.rank() in who
     while True:
         number += 1
@@ -116,15 +116,13 @@ def _at_once(who: tuple[int, ...]) -> int:
         hvd.barrier()
         np.testing.assert_array_equal(tensor, np.full(3, 1 + 2 * number), str(raised))
         if not _flag(interrupted):
-            return number
+            break
+    assert number > 20
 
 
 @pytest.mark.parametrize("who", WHO, ids=str)
-def test_a_synchronous_call_interrupted_at_any_line(who: tuple[int, ...]) -> None:
-    assert min(run_ranks(2, _at_once, who)) > 20
-
-
-def _leaves(who: tuple[int, ...]) -> int:
+@on_ranks(2, init=False)
+def test_leaving_interrupted_at_any_line(who: tuple[int, ...]) -> None:
     number, interrupted = 0, True
     while True:
         number += 1
@@ -133,7 +131,7 @@ def _leaves(who: tuple[int, ...]) -> int:
         assert hvd.allreduce(np.ones(2), op=hvd.Sum).tolist() == [2, 2]
         interrupted = _flag(interrupted and hvd.rank() in who)
         if not interrupted:
-            return number
+            break
         try:
             with at_line(number if hvd.rank() in who else 0) as raised:
                 hvd.shutdown()
@@ -141,11 +139,7 @@ def _leaves(who: tuple[int, ...]) -> int:
             hvd.shutdown()
         interrupted = bool(raised)
         assert not hvd.is_initialized()
-
-
-@pytest.mark.parametrize("who", WHO, ids=str)
-def test_leaving_interrupted_at_any_line(who: tuple[int, ...]) -> None:
-    assert min(run_ranks(2, _leaves, who, init=False)) > 10
+    assert number > 10
 
 
 def _alarmed(kind: type[BaseException]) -> int:

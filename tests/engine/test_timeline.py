@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 from launching import horovodrun
 
 import horovod.numpy as hvd
@@ -22,8 +22,7 @@ Event = dict[str, Any]
 
 
 def load(path: Path) -> list[Event]:
-    events: list[Event] = json.loads(path.read_text())
-    return events
+    return json.loads(path.read_text())
 
 
 def rows(events: list[Event]) -> dict[tuple[int, int], str]:
@@ -87,34 +86,29 @@ def test_started_and_stopped_by_hand_without_any_variable(tmp_path: Path) -> Non
         assert {e["pid"] for e in events if e["ph"] == "X"} == {1, 2}
 
 
-def _at_work(path: str) -> bool:
+@on_ranks(2)
+def test_events_are_in_the_file_while_the_job_goes_on(tmp_path: Path) -> None:
     """Horovod's tests look into the file a tenth of a second after the operation."""
-    hvd.start_timeline(path, mark_cycles=True)
+    hvd.start_timeline(tmp_path / "t.json", mark_cycles=True)
     hvd.allreduce(np.ones(3), name="early")
     deadline = time.monotonic() + LIMIT_S / 2
     while hvd.rank() == 0 and time.monotonic() < deadline:
-        events = load(Path(path))
+        events = load(tmp_path / "t.json")
         if {e["pid"] for e in events if e["ph"] == "X"} == {1, 2}:
             break
         time.sleep(0.005)
     hvd.barrier()
-    return time.monotonic() < deadline
+    assert time.monotonic() < deadline
 
 
-def test_events_are_in_the_file_while_the_job_goes_on(tmp_path: Path) -> None:
-    assert run_ranks(2, _at_work, str(tmp_path / "t.json")) == [True, True]
-
-
-def _alone(path: str) -> int:
+@on_ranks(1)
+def test_one_rank_alone(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
     hvd.start_timeline(path)
     hvd.start_timeline(path)
     hvd.allreduce(np.ones(3), name="x")
     hvd.stop_timeline()
-    return len([e for e in load(Path(path)) if e["name"] == "ALLREDUCE"])
-
-
-def test_one_rank_alone(tmp_path: Path) -> None:
-    assert run_ranks(1, _alone, str(tmp_path / "t.json")) == [2]
+    assert len([e for e in load(path) if e["name"] == "ALLREDUCE"]) == 2
 
 
 @pytest.mark.slow

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks, run_ranks
+from harness import on_ranks
 from jax_modes import names_submitted
 from later import later
 
 hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
-def _rematerialised() -> list[list[str]]:
+@on_ranks(2, framework="jax")
+def test_what_runs_again_in_backward_has_the_same_names_on_all_ranks() -> None:
     x = jnp.arange(4.0) + hvd.rank()
 
     def layer(x: Any) -> Any:
@@ -27,13 +28,8 @@ def _rematerialised() -> list[list[str]]:
         program = jax.jit(jax.grad(lambda x, again=again: again(again(x)).sum()))
         np.testing.assert_allclose(program(x), wanted, rtol=1e-6)
         found.append(names_submitted(program, x))
-    return found
-
-
-def test_what_runs_again_in_backward_has_the_same_names_on_all_ranks() -> None:
-    first, *others = run_ranks(2, _rematerialised, framework="jax")
-    assert others == [first]
-    for names in first:
+    assert hvd.allgather_object(found) == [found] * 2
+    for names in found:
         assert {name.partition("#")[0] for name in names} == {"allreduce.inside", "allreduce.inside.gradient"}
 
 
@@ -126,7 +122,8 @@ def test_arguments_that_are_donated_kept_or_sent() -> None:
     assert hvd.allreduce(jnp.asarray(1.0) if rank else 1.0, name="weak").dtype == jnp.float32
 
 
-def _threads() -> dict[int, list[float]]:
+@on_ranks(2, framework="jax", returns=[{factor: [2.0 * factor * turn for turn in range(20)] for factor in (1, 2)}] * 2)
+def test_programs_of_two_threads() -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
 
     def work(factor: int) -> None:
@@ -140,11 +137,6 @@ def _threads() -> dict[int, list[float]]:
     for thread in threads:
         thread.join()
     return found
-
-
-def test_programs_of_two_threads() -> None:
-    want = {factor: [2.0 * factor * turn for turn in range(20)] for factor in (1, 2)}
-    assert run_ranks(2, _threads, framework="jax") == [want, want]
 
 
 @on_ranks(2, framework="jax")
@@ -176,15 +168,11 @@ def test_what_cannot_work_is_refused_when_it_is_traced() -> None:
         assert got.dtype == value.dtype
 
 
-def _leaves_in_flight() -> None:
+@pytest.mark.slow
+@on_ranks(2, framework="jax", fresh=True)
+def test_a_script_that_ends_while_its_programs_are_under_way() -> None:
     hvd.init()
     step = jax.jit(lambda x: hvd.allreduce(x @ x / 300))
     x = jnp.ones((300, 300))
     for _ in range(20):
         x = step(x)
-
-
-@pytest.mark.slow
-def test_a_script_that_ends_while_its_programs_are_under_way() -> None:
-    outcomes = Ranks(2, _leaves_in_flight, framework="jax").outcomes()
-    assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text

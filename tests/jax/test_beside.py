@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 
-from harness import Ranks, on_ranks
+from harness import on_ranks
 from later import later
 
 hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
-def _input_workers() -> float:
+@on_ranks(2, framework="jax", fresh=True, returns=[18.0, 18.0])
+def test_input_workers_that_are_forked_or_spawned_disturb_nothing() -> float:
     # Before the first operation of JAX, as it asks for; and spawned ones at any time.
     with multiprocessing.get_context("fork").Pool(1) as forked:
         batches = forked.map(float, range(3))
@@ -27,12 +28,6 @@ def _input_workers() -> float:
     total += sum(float(program(jnp.full(2, batch))[0]) for batch in batches)
     hvd.barrier()
     return total
-
-
-def test_input_workers_that_are_forked_or_spawned_disturb_nothing() -> None:
-    outcomes = Ranks(2, _input_workers, framework="jax").outcomes()
-    assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
-    assert [outcome.value for outcome in outcomes] == [18.0, 18.0]
 
 
 @on_ranks(2, framework="jax", returns=[([3.0, 3.0], 1), ([3.0, 3.0, 2.0], 1)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks
+from harness import Ranks, on_ranks, run_ranks
 from later import later
 
 from horovod import context
@@ -139,6 +139,8 @@ def test_a_rank_that_is_killed_ends_the_programs_of_the_others(size: int, what: 
 
 
 def _one_thread() -> float:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ["NPROC"] = "1"
     import optax
 
     assert len(os.sched_getaffinity(0)) == 1
@@ -162,16 +164,9 @@ def _one_thread() -> float:
     return float(hvd.allreduce(params[0].sum()))
 
 
-def _pinned() -> float:
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    os.environ["NPROC"] = "1"
-    return _one_thread()
-
-
 def test_one_thread_is_enough() -> None:
-    outcomes = Ranks(2, _pinned, framework="jax").outcomes()
-    assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
-    assert outcomes[0].value == outcomes[1].value
+    first, second = run_ranks(2, _one_thread, framework="jax", fresh=True)
+    assert first == second
 
 
 def _several_devices() -> None:

@@ -49,7 +49,9 @@ def _data() -> tuple[Any, Any]:
     return draw.normal(size=(STEPS, 12, 5)), draw.normal(size=(STEPS, 12, 2))
 
 
-def _equality(jit: bool) -> list[bytes]:
+@pytest.mark.parametrize("jit", [False, True])
+@on_ranks(3, framework="jax")
+def test_ranks_train_as_one_process_does_and_have_the_same_bits(jit: bool) -> None:
     inputs, targets = _data()
     mine = slice(hvd.rank() * 12 // hvd.size(), (hvd.rank() + 1) * 12 // hvd.size())
     found = []
@@ -64,13 +66,7 @@ def _equality(jit: bool) -> list[bytes]:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), alone, params)
             assert jax.tree.structure(state) == jax.tree.structure(optimizer.init(params))
             found.append(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)))
-    return found
-
-
-@pytest.mark.parametrize("jit", [False, True])
-def test_ranks_train_as_one_process_does_and_have_the_same_bits(jit: bool) -> None:
-    first, *others = run_ranks(3, _equality, jit, framework="jax")
-    assert all(bits == first for bits in others)
+    assert hvd.allgather_object(found) == [found] * 3
 
 
 @pytest.mark.parametrize("jit", [False, True])

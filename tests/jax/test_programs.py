@@ -51,13 +51,13 @@ def test_names_come_from_program_and_line_and_are_numbered() -> None:
     assert names_submitted(unused, x) == []
 
 
-def _order(rank_matters: bool) -> list[str]:
+def _order() -> list[str]:
     def program(x: Any) -> Any:
         found = []
         for i in range(8):
             # Cheap and costly, wide and narrow operations would be scheduled in another order; and here on each rank.
-            size = 1 + (i * 7 + 5 * hvd.rank() * rank_matters) % 11
-            y = jnp.sin(x[:size]).sum() if (i + hvd.rank() * rank_matters) % 2 else x[0] * size
+            size = 1 + (i * 7 + 5 * hvd.rank()) % 11
+            y = jnp.sin(x[:size]).sum() if (i + hvd.rank()) % 2 else x[0] * size
             found.append(hvd.allreduce(y, name=f"part{i}"))
         return found[::-1]
 
@@ -66,7 +66,7 @@ def _order(rank_matters: bool) -> list[str]:
         doubled, total = jax.jit(inner)(x)
         loop = jax.lax.fori_loop(0, 2, lambda i, y: y + hvd.allreduce(x, name="loop"), x)
         branch = jax.lax.cond(x[1] > 0, lambda x: hvd.allreduce(x, name="branch"), lambda x: x, x)
-        size = 1 + (5 * hvd.rank() * rank_matters)
+        size = 1 + 5 * hvd.rank()
         last = hvd.allreduce(jnp.sin(x[:size]).sum(), name="last")
         return last, branch.sum(), loop.sum(), doubled, total
 
@@ -75,20 +75,16 @@ def _order(rank_matters: bool) -> list[str]:
     return names_submitted(jax.jit(program), jnp.arange(100.0))
 
 
-def _order_by(way: str, rank_matters: bool) -> list[str]:
+@pytest.mark.parametrize("way", ["_directly", "_through_arrays"])
+@on_ranks(3, framework="jax")
+def test_calls_run_in_the_order_of_the_trace_on_ranks_whose_programs_differ(way: str) -> None:
     from horovod.jax import lowering
 
     lowering.register(getattr(lowering, way))
     try:
-        return _order(rank_matters)
+        assert _order() == [f"allreduce.part{i}" for i in range(8)]
     finally:
         lowering.register()
-
-
-@pytest.mark.parametrize("way", ["_directly", "_through_arrays"])
-def test_calls_run_in_the_order_of_the_trace_on_ranks_whose_programs_differ(way: str) -> None:
-    for names in run_ranks(3, _order_by, way, True, framework="jax"):
-        assert names == [f"allreduce.part{i}" for i in range(8)]
 
 
 @pytest.mark.parametrize("way", ["_directly", "_through_arrays"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 from keras_kind import keras_and_hvd
 
 
@@ -99,7 +99,9 @@ def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does() -> Any:
     return state.epoch, float(model.get_weights()[0].sum())
 
 
-def _refusals() -> list[str]:
+@pytest.mark.slow
+@on_ranks(1, given=["backend"])
+def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves() -> None:
     import keras
     import numpy as np
 
@@ -126,12 +128,7 @@ def _refusals() -> list[str]:
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.elastic.run(lambda state, how: hvd.elastic.fit(state, **how))(state, arguments)
         said.append(str(caught.value))
-    return said
-
-
-@pytest.mark.slow
-def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves(backend: str) -> None:
-    first, second, third, *others = run_ranks(1, _refusals, framework=f"keras-{backend}")[0]
+    first, second, third, *others = said
     assert "not a Batches" in first
     assert "takes no steps_per_epoch" in second
     assert "takes no class_weight: give sample_weight" in third

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks, run_ranks
+from harness import Ranks, on_ranks
 from later import later
 
 from horovod.errors import MismatchError
@@ -42,10 +41,12 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> list[Any]:
     return found
 
 
-def _of_two(members: list[int]) -> tuple[bool, bool]:
+@pytest.mark.slow
+@on_ranks(3, returns=[(True, False), (False, True), (True, False)], given=["backend"])
+def test_ranks_of_a_process_set_train_together_and_others_alone() -> tuple[bool, bool]:
     from keras_models import data, distance, small
 
-    ranks = hvd.add_process_set(members)
+    ranks = hvd.add_process_set([0, 2])
     x, y = (values[hvd.rank() * 16 :][:16] for values in data())
     models = [small(seed=0), small(seed=0)]
     models[0].compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=ranks), "mse")
@@ -54,13 +55,7 @@ def _of_two(members: list[int]) -> tuple[bool, bool]:
         model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     trained, alone = (model.get_weights() for model in models)
     everybody = hvd.allgather_object(trained)
-    return distance(trained, everybody[members[0]]) == 0.0, distance(trained, alone) < 1e-6
-
-
-@pytest.mark.slow
-def test_ranks_of_a_process_set_train_together_and_others_alone(backend: str) -> None:
-    found = run_ranks(3, _of_two, [0, 2], framework=f"keras-{backend}")
-    assert found == [(True, False), (False, True), (True, False)]
+    return distance(trained, everybody[0]) == 0.0, distance(trained, alone) < 1e-6
 
 
 @pytest.mark.slow
@@ -161,7 +156,8 @@ def test_a_step_that_torch_compiles_combines_gradients() -> None:
     assert optimizer._momentums[0].numpy().tolist() == pytest.approx([0.3, 0.3])
 
 
-def _values() -> list[Any]:
+@on_ranks(2, given=["backend"])
+def test_values_of_all_ranks_are_combined() -> None:
     rank = hvd.rank()
     found = [
         hvd.allreduce(1.0 * rank),
@@ -171,46 +167,35 @@ def _values() -> list[Any]:
         hvd.broadcast(rank, 1),
         hvd.reducescatter([1.0, 2.0, 3.0, 4.0], op=hvd.Sum),
     ]
-    return [np.asarray(value).tolist() for value in found]
+    scattered = [6.0, 8.0] if rank else [2.0, 4.0]
+    assert [np.asarray(value).tolist() for value in found] == [0.5, 1.0, [1.0, 1.0], [0, 1], 1, scattered]
 
 
-def test_values_of_all_ranks_are_combined(ranks: Callable[..., list[Any]]) -> None:
-    first, second = ranks(_values)
-    assert first == [0.5, 1.0, [1.0, 1.0], [0, 1], 1, [2.0, 4.0]]
-    assert second == [*first[:-1], [6.0, 8.0]]
-
-
-def _misuse() -> list[str]:
+@on_ranks(2, given=["backend"])
+def test_wrong_arguments_are_told_with_their_line() -> None:
     sgd = keras.optimizers.SGD
-    told = []
-    for wrong in (
-        lambda: hvd.DistributedOptimizer(3),
-        lambda: hvd.DistributedOptimizer(sgd(0.1), op=hvd.Adasum),
-        lambda: hvd.DistributedOptimizer(sgd(0.1), op=hvd.Sum, gradient_predivide_factor=2.0),
-        lambda: hvd.DistributedOptimizer(sgd(0.1), backward_passes_per_step=0),
-        lambda: hvd.DistributedOptimizer(sgd(0.1, gradient_accumulation_steps=3), backward_passes_per_step=2),
-        lambda: hvd.DistributedOptimizer(sgd(0.1), groups="all"),
-        lambda: hvd.PartialDistributedOptimizer(sgd(0.1), local_layers=[3]),
-        lambda: hvd.PartialDistributedOptimizer(sgd(0.1), local_layers=keras.layers.Dense(3)),
-        lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
-        lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3]),
-        lambda: hvd.broadcast_global_variables(0),
-        lambda: hvd.broadcast_variables([keras.Variable(1.0, name=f"v{n}") for n in range(2 - hvd.rank())], 0),
-    ):
+    for word, wrong in {
+        "one of Keras": lambda: hvd.DistributedOptimizer(3),
+        "Average or Sum": lambda: hvd.DistributedOptimizer(sgd(0.1), op=hvd.Adasum),
+        "needs op=Average": lambda: hvd.DistributedOptimizer(sgd(0.1), op=hvd.Sum, gradient_predivide_factor=2.0),
+        "1 or more": lambda: hvd.DistributedOptimizer(sgd(0.1), backward_passes_per_step=0),
+        "leave out backward_passes": lambda: hvd.DistributedOptimizer(
+            sgd(0.1, gradient_accumulation_steps=3), backward_passes_per_step=2
+        ),
+        "groups": lambda: hvd.DistributedOptimizer(sgd(0.1), groups="all"),
+        "local_layers": lambda: hvd.PartialDistributedOptimizer(sgd(0.1), local_layers=[3]),
+        "no variables yet": lambda: hvd.PartialDistributedOptimizer(sgd(0.1), local_layers=keras.layers.Dense(3)),
+        "initial_lr": lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
+        "local variable": lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3]),
+        "broadcast_variables(": lambda: hvd.broadcast_global_variables(0),
+        "only rank 0 has: v1": lambda: hvd.broadcast_variables(
+            [keras.Variable(1.0, name=f"v{n}") for n in range(2 - hvd.rank())], 0
+        ),
+    }.items():
         with pytest.raises((ValueError, MismatchError)) as caught:
             wrong()
-        told.append(str(caught.value))
-    return told
-
-
-def test_wrong_arguments_are_told_with_their_line(ranks: Callable[..., list[Any]]) -> None:
-    told, _ = ranks(_misuse)
-    words = ("one of Keras", "Average or Sum", "needs op=Average", "1 or more", "leave out backward_passes", "groups",
-             "local_layers", "no variables yet", "initial_lr", "local variable", "broadcast_variables(",
-             "only rank 0 has: v1")  # fmt: skip
-    for text, word in zip(told, words, strict=True):
-        assert word in text
-        assert "test_optimizer_use.py:" in text
+        assert word in str(caught.value)
+        assert "test_optimizer_use.py:" in str(caught.value)
 
 
 def _die() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
 import horovod.numpy as hvd
 from horovod import context
@@ -118,18 +118,19 @@ def _await(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def _leaves_before_the_hub_is_through(folder: Path) -> str:
+@on_ranks(4, hosts=HOSTS)
+def test_a_leader_that_leaves_ends_no_wait_in_an_operation_that_it_has_completed(tmp_path: Path) -> None:
     advance, gone, leave = _Pipeline.advance, HostsPeers.gone, HostsPeers.leave
 
     def advance_late(self: _Pipeline, number: int) -> None:
         advance(self, number)
         if number:  # the other host has the data of this one
-            _await(folder, 1)
+            _await(tmp_path, 1)
 
     def look(self: HostsPeers) -> int | None:
         lost = gone(self)
         if lost == 2:
-            (folder / "looked").touch()
+            (tmp_path / "looked").touch()
         return lost
 
     def leave_late(self: HostsPeers, culprit: int) -> None:
@@ -145,76 +146,64 @@ def _leaves_before_the_hub_is_through(folder: Path) -> str:
             patch.setattr(HostsPeers, "gone", look)
         elif hvd.rank() == 2:
             patch.setattr(HostsPeers, "leave", leave_late)
-        return _leaves_first((2,))
+        text = _leaves_first((2,))
+    assert not text or ("rank 2 (pid " in text and "has left the job" in text)
 
 
-def test_a_leader_that_leaves_ends_no_wait_in_an_operation_that_it_has_completed(tmp_path: Path) -> None:
-    for rank, text in enumerate(run_ranks(4, _leaves_before_the_hub_is_through, tmp_path, hosts=HOSTS)):
-        assert rank == 2 or ("rank 2 (pid " in text and "has left the job" in text)
-
-
-def _leader_of_another_member_leaves(folder: Path) -> str:
+@on_ranks(4, hosts=HOSTS)
+def test_ranks_whose_leader_has_left_are_out_of_reach(tmp_path: Path) -> None:
     members = hvd.add_process_set([0, 3])
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == 0:
         with pytest.raises(PeerLostError) as caught:
             hvd.allreduce(np.ones(3), name="never", process_set=members)
-        (folder / "told").touch()
-        return str(caught.value)
+        (tmp_path / "told").touch()
+        text = str(caught.value)
+        assert "rank 3 (pid " in text and "is out of reach: rank 2 (pid " in text, text
+        assert "the first rank of its host, has left the job" in text
     if hvd.rank() == 3:
-        _await(folder, 1)  # rank 0 must not see that rank 3 leaves itself
-    return ""
+        _await(tmp_path, 1)  # rank 0 must not see that rank 3 leaves itself
 
 
-def test_ranks_whose_leader_has_left_are_out_of_reach(tmp_path: Path) -> None:
-    text = run_ranks(4, _leader_of_another_member_leaves, tmp_path, hosts=HOSTS)[0]
-    assert "rank 3 (pid " in text and "is out of reach: rank 2 (pid " in text, text
-    assert "the first rank of its host, has left the job" in text
-
-
-def _leaders_join_first() -> list[float]:
+@on_ranks(4, hosts=HOSTS, returns=[[4.0, 3.0, 2.0, 1.0][:count] for count in (1, 3, 2, 4)])
+def test_a_leader_that_joins_serves_its_host_as_before() -> list[float]:
     steps = [1, 3, 2, 4][hvd.rank()]
     sums = [float(hvd.allreduce(np.ones(3), op=hvd.Sum, name=f"step {step}")[0]) for step in range(steps)]
     assert hvd.join() == 3
     return sums
 
 
-def test_a_leader_that_joins_serves_its_host_as_before() -> None:
-    steps = [4.0, 3.0, 2.0, 1.0]
-    assert run_ranks(4, _leaders_join_first, hosts=HOSTS) == [steps[:count] for count in (1, 3, 2, 4)]
-
-
-def _comes_late(folder: Path) -> tuple[str, float]:
+@on_ranks(4, hosts=HOSTS, init=False, returns=[4.0] * 4)
+def test_hosts_meet_after_a_meeting_to_which_one_rank_did_not_come(tmp_path: Path) -> float:
     rank, said = os.environ["HOROVOD_RANK"], ""
     if rank != "3":
         os.environ["HOROVOD_START_TIMEOUT"] = "1"
         with pytest.raises(InitError) as caught:
             hvd.init()
         said = str(caught.value)
-        (folder / rank).touch()
-    _await(folder, 3)
+        (tmp_path / rank).touch()
+    if rank == "0":
+        assert "ranks 2, 3" in said and "HOROVOD_START_TIMEOUT" in said
+    if rank == "2":
+        assert "on host host-b, by local rank: rank 1 did not call init() within 1 s" in said
+    _await(tmp_path, 3)
     os.environ["HOROVOD_START_TIMEOUT"] = str(LIMIT_S)
     hvd.init()
-    return said, float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+    return float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
 
 
-def test_hosts_meet_after_a_meeting_to_which_one_rank_did_not_come(tmp_path: Path) -> None:
-    said, sums = zip(*run_ranks(4, _comes_late, tmp_path, hosts=HOSTS, init=False), strict=True)
-    assert sums == (4.0,) * 4
-    assert "ranks 2, 3" in said[0] and "HOROVOD_START_TIMEOUT" in said[0]
-    assert "on host host-b, by local rank: rank 1 did not call init() within 1 s" in said[2]
-
-
-def _looks_for_the_store_late(folder: Path) -> str:
+# With any interface, rank 0 waits for what the second host says in its store.
+@on_ranks(2, hosts=(1, 1), init=False, env={"HOROVOD_GLOO_IFACE": "lo"})
+def test_who_looks_for_the_store_of_a_rank_0_that_has_left_is_told(tmp_path: Path) -> None:
     if os.environ["HOROVOD_RANK"] == "0":
         hvd.init()
         hvd.shutdown()
-        (folder / "left").touch()
-        return ""
+        (tmp_path / "left").touch()
+        return
 
     class LateStore(hosts_link.JobStore):
         def __init__(self, *args: Any, **named: Any) -> None:
-            _await(folder, 1)
+            _await(tmp_path, 1)
             super().__init__(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -222,16 +211,13 @@ def _looks_for_the_store_late(folder: Path) -> str:
         with pytest.raises(PeerLostError) as caught:
             hvd.init()
             hvd.allreduce(np.ones(3), name="never")
-    return str(caught.value)
+    text = str(caught.value)
+    assert "rank 0 (pid " in text and "has left the job: it called hvd.shutdown()" in text
 
 
-def test_who_looks_for_the_store_of_a_rank_0_that_has_left_is_told(tmp_path: Path) -> None:
-    alone = {"HOROVOD_GLOO_IFACE": "lo"}  # else rank 0 waits for what the second host says in its store
-    texts = run_ranks(2, _looks_for_the_store_late, tmp_path, hosts=(1, 1), init=False, env=alone)
-    assert "rank 0 (pid " in texts[1] and "has left the job: it called hvd.shutdown()" in texts[1]
-
-
-def _has_no_engine(folder: Path, victim: int) -> str:
+@pytest.mark.parametrize(("hosts", "victim"), [(HOSTS, 0), (HOSTS, 2), (HOSTS, 3), ((), 0), ((), 3)])
+@on_ranks(4, init=False, given=["hosts"])
+def test_nobody_waits_for_a_rank_whose_init_fails_after_all_have_met(victim: int, tmp_path: Path) -> None:
     rank = int(os.environ["HOROVOD_RANK"])
 
     def fail(*args: Any) -> None:
@@ -242,19 +228,11 @@ def _has_no_engine(folder: Path, victim: int) -> str:
             for module in (hosts_link, link):
                 patch.setattr(module, "make_transport", fail)
             hvd.init()
-        _await(folder, 3)  # it lives on
-        return ""
+        _await(tmp_path, 3)  # it lives on
+        return
     with pytest.raises(PeerLostError) as caught:
         hvd.init()
         hvd.allreduce(np.ones(3), name="never")
-    (folder / str(rank)).touch()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(("hosts", "victim"), [(HOSTS, 0), (HOSTS, 2), (HOSTS, 3), ((), 0), ((), 3)])
-def test_nobody_waits_for_a_rank_whose_init_fails_after_all_have_met(
-    hosts: tuple[int, ...], victim: int, tmp_path: Path
-) -> None:
-    for rank, text in enumerate(run_ranks(4, _has_no_engine, tmp_path, victim, hosts=hosts, init=False)):
-        if rank != victim:
-            assert f"rank {victim} (pid " in text and "failed: there is no engine here" in text
+    (tmp_path / str(rank)).touch()
+    text = str(caught.value)
+    assert f"rank {victim} (pid " in text and "failed: there is no engine here" in text

@@ -63,21 +63,20 @@ def test_repeated_submissions_of_a_host_go_to_rank_0_as_groups() -> None:
     assert 1 <= groups <= 11 * 10
 
 
-def _mismatch() -> str:
+@on_ranks(4, hosts=(2, 2))
+def test_a_mismatch_names_the_lines_of_all_ranks_on_every_rank() -> None:
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.allreduce(np.ones(3 + (hvd.rank() == 2)), name="x")
     assert hvd.allreduce(np.ones(2), op=hvd.Sum, name="afterwards").tolist() == [4.0, 4.0]
-    return str(caught.value)
+    text = str(caught.value)
+    assert hvd.allgather_object(text) == [text] * 4
+    assert all(f"rank {rank}: [{3 + (rank == 2)}]" in text for rank in range(4))
+    assert text.count("test_hosts.py:") == 4
 
 
-def test_a_mismatch_names_the_lines_of_all_ranks_on_every_rank() -> None:
-    texts = run_ranks(4, _mismatch, hosts=(2, 2))
-    assert len(set(texts)) == 1
-    assert all(f"rank {rank}: [{3 + (rank == 2)}]" in texts[0] for rank in range(4))
-    assert texts[0].count("test_hosts.py:") == 4
-
-
-def _sets_and_joins() -> list[float]:
+@pytest.mark.parametrize("hosts", [(2, 2), (1, 1, 2)], ids=["2+2", "1+1+2"])
+@on_ranks(4, given=["hosts"])
+def test_process_sets_within_and_across_hosts_and_uneven_ends() -> None:
     rank = hvd.rank()
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3], [0, 3], [1, 2, 3])]
     found = []
@@ -90,18 +89,8 @@ def _sets_and_joins() -> list[float]:
     for step in range(rank + 1):
         found.append(float(hvd.allreduce(np.ones(2), op=hvd.Sum, name=f"step {step}")[0]))
     assert hvd.join() == 3
-    return found
-
-
-@pytest.mark.parametrize("hosts", [(2, 2), (1, 1, 2)], ids=["2+2", "1+1+2"])
-def test_process_sets_within_and_across_hosts_and_uneven_ends(hosts: tuple[int, ...]) -> None:
-    steps = [4.0, 3.0, 2.0, 1.0]
-    assert run_ranks(4, _sets_and_joins, hosts=hosts) == [
-        [1.0, 3.0] * 3 + steps[:1],
-        [1.0, 6.0] * 3 + steps[:2],
-        [5.0, 6.0] * 3 + steps[:3],
-        [5.0, 3.0, 6.0] * 3 + steps,
-    ]
+    of_sets = [[1.0, 3.0], [1.0, 6.0], [5.0, 6.0], [5.0, 3.0, 6.0]][rank]
+    assert found == of_sets * 3 + [4.0, 3.0, 2.0, 1.0][: rank + 1]
 
 
 @on_ranks(
@@ -120,7 +109,9 @@ def test_init_again_after_shutdown() -> list[tuple[int, int, int, int, int]]:
     return places
 
 
-def _opposite() -> str:
+@pytest.mark.parametrize("hosts", [(2, 2), (1, 1, 2)], ids=["2+2", "1+1+2"])
+@on_ranks(4, env={"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "1"}, given=["hosts"])
+def test_a_deadlock_between_hosts_is_proven_with_stacks_of_both() -> None:
     others = {1: "first", 2: "second"}
     for _ in range(3):  # from then on hosts submit these by number, and keep what not all of their ranks have submitted
         for name in others.values():
@@ -128,21 +119,14 @@ def _opposite() -> str:
     if hvd.rank() in others:
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.allreduce(np.ones(1), name=others[hvd.rank()])
-        return str(caught.value)
-    handles = [hvd.allreduce_async(np.ones(1), name=name) for name in others.values()]
-    with pytest.raises(hvd.HorovodInternalError) as caught:
-        hvd.synchronize(handles[hvd.rank() == 3])
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("hosts", [(2, 2), (1, 1, 2)], ids=["2+2", "1+1+2"])
-def test_a_deadlock_between_hosts_is_proven_with_stacks_of_both(hosts: tuple[int, ...]) -> None:
-    env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "1"}
-    texts = run_ranks(4, _opposite, env=env, hosts=hosts)
-    for text in texts:
-        assert "rank 1 " in text, text
-        assert "rank 2 " in text
-        assert text.count("its main thread:") >= 2
+    else:
+        handles = [hvd.allreduce_async(np.ones(1), name=name) for name in others.values()]
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.synchronize(handles[hvd.rank() == 3])
+    text = str(caught.value)
+    assert "rank 1 " in text, text
+    assert "rank 2 " in text
+    assert text.count("its main thread:") >= 2
 
 
 def _is_connected(stranger: socket.socket) -> bool:
@@ -151,7 +135,8 @@ def _is_connected(stranger: socket.socket) -> bool:
     return False
 
 
-def _knocks() -> list[bool]:
+@on_ranks(3, hosts=(2, 1))
+def test_no_stranger_gets_to_the_port_at_which_data_moves() -> None:
     from horovod.transports.socket_filter import listening
 
     found = []
@@ -165,9 +150,5 @@ def _knocks() -> list[bool]:
                     stranger.connect(port.getsockname())
                 found.append(_is_connected(stranger))
     hvd.barrier()
-    return found
-
-
-def test_no_stranger_gets_to_the_port_at_which_data_moves() -> None:
-    found = run_ranks(3, _knocks, hosts=(2, 1))[2]
-    assert found and not any(found)
+    assert bool(found) == (hvd.rank() == 2)
+    assert not any(found)

@@ -235,8 +235,7 @@ class Ranks:
 
     def pid(self, rank: int) -> int:
         """Return the process id of a rank."""
-        pid: int = self.processes[rank].pid
-        return pid
+        return self.processes[rank].pid
 
     def outcomes(self, timeout_s: float = LIMIT_S) -> list[Outcome]:
         """Wait for all ranks and return how each ended; ends those that do not."""
@@ -256,12 +255,9 @@ class Ranks:
                         self.processes[rank].join()
                         outcomes[rank].exitcode = self.processes[rank].exitcode
                     elif item in pipes:
-                        rank = pipes.pop(item)
-                        try:
-                            value, error, text = cloudpickle.loads(item.recv_bytes())
-                        except EOFError:
-                            continue
-                        outcomes[rank].value, outcomes[rank].error, outcomes[rank].text = value, error, text
+                        own = outcomes[pipes.pop(item)]
+                        with contextlib.suppress(EOFError):
+                            own.value, own.error, own.text = cloudpickle.loads(item.recv_bytes())
             return outcomes
         finally:
             for process in self.processes:
@@ -344,11 +340,12 @@ def run_ranks(
     init: bool = True,
     framework: str = "torch",
     hosts: Sequence[int] = (),
+    fresh: bool = False,
 ) -> list[Any]:
     """Run ``function(*args)`` on ``size`` ranks, which have ``framework`` loaded; return the results in rank order.
 
-    The processes are used again by the next call; a test that ends processes uses ``Ranks``. With ``hosts=(3, 1)``
-    the ranks take themselves for three of one host and one of another.
+    The processes are used again by the next call, unless they are to be ``fresh``; a test that ends processes uses
+    ``Ranks``. With ``hosts=(3, 1)`` the ranks take themselves for three of one host and one of another.
 
     Raises:
         AssertionError: a rank failed; with every failed rank's traceback.
@@ -357,9 +354,12 @@ def run_ranks(
         # Workers of a framework take memory; tests come one framework after the other.
         if name != framework:
             pool.close()
-    environments = _environments(size, env, hosts)
-    with _meeting(environments, hosts):
-        outcomes = _pools[framework].run(environments, _pack(function, args), init, timeout_s)
+    if fresh:
+        outcomes = Ranks(size, function, args, env, init, framework, hosts).outcomes(timeout_s)
+    else:
+        environments = _environments(size, env, hosts)
+        with _meeting(environments, hosts):
+            outcomes = _pools[framework].run(environments, _pack(function, args), init, timeout_s)
     failed = [outcome for outcome in outcomes if outcome.exitcode != 0]
     if failed:
         report = "\n".join(f"--- rank {o.rank}, exit code {o.exitcode}\n{o.text}" for o in failed)

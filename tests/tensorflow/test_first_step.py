@@ -80,7 +80,9 @@ def test_passes_of_the_first_step_may_come_before_the_broadcast() -> list[str]:
     return said
 
 
-def _joins_after_one_step(in_graph: bool) -> float:
+@pytest.mark.parametrize("in_graph", [False, True])
+@on_ranks(2, framework="tensorflow")
+def test_a_rank_of_one_step_that_joins_meets_the_others_in_the_next_epoch(in_graph: bool) -> None:
     weight = tf.Variable(1.0)
     join = tf.function(hvd.join) if in_graph else hvd.join
     for _ in range(3):
@@ -90,16 +92,11 @@ def _joins_after_one_step(in_graph: bool) -> float:
             weight.assign_sub(0.1 * hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, weight))
         join()
         hvd.broadcast_variables([weight], root_rank=0)
-    return float(weight)
+    assert float(weight) == pytest.approx((0.6 * 0.8 * 0.8) ** 3)
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_a_rank_of_one_step_that_joins_meets_the_others_in_the_next_epoch(in_graph: bool) -> None:
-    found = run_ranks(2, _joins_after_one_step, in_graph, framework="tensorflow")
-    assert found == pytest.approx([(0.6 * 0.8 * 0.8) ** 3] * 2)
-
-
-def _uses_the_number_of_a_variable_again() -> bool:
+@on_ranks(2, framework="tensorflow", returns=[True, False])
+def test_models_made_one_after_the_other_are_told_apart() -> bool:
     kept, numbers, is_again = [], set(), False
     for number in range(100):
         weight = tf.Variable(tf.ones([3]), name=f"weight_{number}")
@@ -114,7 +111,3 @@ def _uses_the_number_of_a_variable_again() -> bool:
             hvd.DistributedGradientTape(tape).gradient(loss, weight)
         del weight, tape, loss
     return is_again
-
-
-def test_models_made_one_after_the_other_are_told_apart() -> None:
-    assert run_ranks(2, _uses_the_number_of_a_variable_again, framework="tensorflow")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks, run_ranks
+from harness import on_ranks, run_ranks
 from later import later
 
 hvd, tf = later("horovod.tensorflow"), later("tensorflow")
@@ -137,16 +137,13 @@ def _opposite_orders_in_a_session() -> list[float]:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         order = names if hvd.rank() == 0 else reversed(names)
         made = {name: hvd.allreduce(tf.constant(1.0 + names.index(name)), name=name, op=hvd.Sum) for name in order}
-        found: list[float] = session.run([made[name] for name in names])
-        return found
+        return session.run([made[name] for name in names])
 
 
 @pytest.mark.parametrize("function", [_opposite_orders, _opposite_orders_in_a_session])
 def test_graphs_in_another_order_agree_with_one_thread_for_operations(function: Callable[[], list[float]]) -> None:
-    ranks = Ranks(2, function, env={"TF_NUM_INTEROP_THREADS": "1"}, framework="tensorflow")
-    for outcome in ranks.outcomes():
-        assert outcome.error is None, outcome.text
-        assert outcome.value == [2.0 * (1 + number) for number in range(12)]
+    results = run_ranks(2, function, env={"TF_NUM_INTEROP_THREADS": "1"}, framework="tensorflow", fresh=True)
+    assert results == [[2.0 * (1 + number) for number in range(12)]] * 2
 
 
 @on_ranks(2, framework="tensorflow")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import horovod.torch as hvd
@@ -79,7 +79,16 @@ def test_gradient_equals_finite_differences(case: str) -> None:
     torch.testing.assert_close(grad, wanted, rtol=1e-6, atol=1e-6)
 
 
-def uneven() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+# The average weight over ranks is 2 times the number of the element.
+@on_ranks(
+    3,
+    returns=[
+        ([], [1.0, 3.0], [1, 2, 3]),
+        ([[2.0, 4.0]], [1.0, 1.0, 3.0], [0, 0, 0]),
+        ([[6.0, 8.0], [10.0, 12.0]], [1.0, 1.0, 1.0, 3.0], [1, 1, 1]),
+    ],
+)
+def test_gradients_of_uneven_rows() -> tuple[list[list[float]], list[float], list[int]]:
     rank = hvd.rank()
     rows = torch.ones(rank, 2, dtype=F64, requires_grad=True)
     gathered = hvd.allgather(rows)
@@ -88,15 +97,7 @@ def uneven() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     sent = torch.ones(rank + 2, 1, dtype=F64, requires_grad=True)
     output, received = hvd.alltoall(sent, splits=[rank + 1, 0, 1])
     (back,) = torch.autograd.grad((output * (rank + 1)).sum(), sent)
-    return grad, back, received
-
-
-def test_gradients_of_uneven_rows() -> None:
-    results = run_ranks(3, uneven)
-    # The average weight over ranks is 2 times the number of the element.
-    assert [grad.tolist() for grad, _, _ in results] == [[], [[2.0, 4.0]], [[6.0, 8.0], [10.0, 12.0]]]
-    assert [back.flatten().tolist() for _, back, _ in results] == [[1.0, 3.0], [1.0, 1.0, 3.0], [1.0, 1.0, 1.0, 3.0]]
-    assert [received.tolist() for _, _, received in results] == [[1, 2, 3], [0, 0, 0], [1, 1, 1]]
+    return grad.tolist(), back.flatten().tolist(), received.tolist()
 
 
 @on_ranks(3)
@@ -122,17 +123,12 @@ def test_rows_of_a_rank_that_joined_without_the_gradient_are_told() -> None:
     hvd.join()
 
 
-def ties() -> tuple[list[float], list[float]]:
+@on_ranks(2, returns=[([1.0, 0.0, 1.0], [2.0, 2.0, 0.0]), ([1.0, 2.0, 1.0], [2.0, 0.0, 0.0])])
+def test_ties_share_and_zeros_in_products_are_right() -> tuple[list[float], list[float]]:
     x = torch.tensor([1.0, float(hvd.rank()), 0.0], requires_grad=True)
     (most,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Max).sum(), x)
     (product,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Product).sum(), x)
     return most.tolist(), product.tolist()
-
-
-def test_ties_share_and_zeros_in_products_are_right() -> None:
-    first, second = run_ranks(2, ties)
-    assert first == ([1.0, 0.0, 1.0], [2.0, 2.0, 0.0])
-    assert second == ([1.0, 2.0, 1.0], [2.0, 0.0, 0.0])
 
 
 @on_ranks(2)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from commands import run
-from harness import Ranks
+from harness import on_ranks
 
 MANY = 4 * (os.cpu_count() or 1)
 ELEMENTS = 1 << 20
@@ -18,8 +18,8 @@ def _native_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def _collectives() -> tuple[int, int, int]:
-    """Return how many threads collectives, and then torch by itself, have started, and what torch's setting is."""
+@on_ranks(2, fresh=True)
+def test_collectives_start_no_threads_beyond_a_ranks_share() -> None:
     import torch
 
     import horovod.torch as hvd
@@ -38,18 +38,13 @@ def _collectives() -> tuple[int, int, int]:
     hvd.grouped_allreduce_([small, large])
     during = _native_threads()
     large.add_(1)
-    return during - before, _native_threads() - during, torch.get_num_threads()
+    # Those that torch starts by itself show that more threads would have been seen.
+    assert (during - before, _native_threads() - during, torch.get_num_threads()) == (0, MANY - 1, MANY)
 
 
-def test_collectives_start_no_threads_beyond_a_ranks_share() -> None:
-    for outcome in Ranks(2, _collectives).outcomes():
-        assert outcome.error is None, outcome.text
-        # The second shows that more threads would have been seen.
-        assert outcome.value == (0, MANY - 1, MANY)
-
-
-def _in_the_background() -> tuple[int, int]:
-    """Return how many threads an allreduce has started in the background, and then one that somebody waits for."""
+@on_ranks(2, fresh=True)
+def test_the_background_thread_works_alone_while_the_caller_computes() -> None:
+    """An allreduce starts no thread in the background, and one that somebody waits for does."""
     import torch
 
     import horovod.torch as hvd
@@ -66,13 +61,7 @@ def _in_the_background() -> tuple[int, int]:
     after = _native_threads()
     hvd.synchronize(handle)
     hvd.allreduce_(tensor)
-    return after - before, _native_threads() - after
-
-
-def test_the_background_thread_works_alone_while_the_caller_computes() -> None:
-    for outcome in Ranks(2, _in_the_background).outcomes():
-        assert outcome.error is None, outcome.text
-        assert outcome.value == (0, 1)
+    assert (after - before, _native_threads() - after) == (0, 1)
 
 
 SCRIPT = """
