@@ -145,7 +145,6 @@ def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[An
 def _leave_when_cancelled(tasks: Mapping[Any, Any], key: Any, job_id: str, ended: threading.Event) -> None:
     """Leave the job when Dask cancels the task, also since its client is lost: Dask cannot end a task that runs."""
     while not ended.wait(_LOOK_S):
-        task = tasks.get(key)
-        if task is None or task.state == "cancelled":
+        if (task := tasks.get(key)) is None or task.state == "cancelled":
             leave_job(job_id)
             return
