@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,33 @@ def test_models_predict_on_all_types_that_estimators_take(session: Any, knows_sh
     assert [row["y__output"] for row in twice.transform(rows).collect()] == [2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize("classes", [1, 3])
+def test_models_may_squeeze_their_outputs(session: Any, classes: int) -> None:
+    """Also if Spark passes a single row, or a single one is left for the last batch."""
+    import torch
+
+    from horovod.spark.torch import TorchModel
+
+    class Squeezed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, classes)
+
+        def forward(self, pair: Any) -> Any:
+            return self.layer(pair).squeeze()
+
+    net = Squeezed().double()
+    model = TorchModel(model=net, feature_columns=["pair"], label_columns=["y"], row_shapes=[[2]], batch_size=2)
+    for count in (1, 5):
+        rows = session.range(count).coalesce(1).selectExpr("array(id, 1D) as pair")
+        found = [np.ravel(row["y__output"]) for row in model.transform(rows).collect()]
+        pairs = torch.tensor([[float(number), 1.0] for number in range(count)]).double()
+        np.testing.assert_allclose(found, net.layer(pairs).detach().numpy(), rtol=1e-12)
+    flat = model.copy({model.model: torch.nn.Flatten(0)})
+    with pytest.raises(RequestError, match=r"a row for each row that it gets: for 2 rows .* shape \(4,\)"):
+        flat.transform(rows)
+
+
 def test_models_may_write_into_their_inputs() -> None:
     import torch
 
@@ -153,6 +182,29 @@ def test_a_column_may_have_a_dot_in_its_name(session: Any, tmp_path: Path) -> No
     assert val is not None and (train.rows, val.rows) == (3, 6)
     (batch,) = Reader(train, store, ["a.b"], 0, 1, 9).batches(0)
     assert sorted(batch["a.b"]) == [0, 3, 6]
+
+
+def test_a_keras_metric_may_have_a_value_for_each_class() -> None:
+    keras = pytest.importorskip("keras")
+    from horovod.spark.keras.training import _Progress
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+    model.compile(loss="mse", metrics=[keras.metrics.F1Score()])
+    progress = _Progress(SimpleNamespace(history=None, save=lambda *_: None), SimpleNamespace())  # type: ignore[arg-type]
+    model.fit(np.eye(2), np.eye(2), epochs=3, verbose=0, callbacks=[progress])
+    history = json.loads(json.dumps(progress.history))
+    assert (np.shape(history["f1_score"]), np.shape(history["loss"])) == ((3, 2), (3,))
+
+
+def test_a_keras_model_may_return_a_dict() -> None:
+    keras = pytest.importorskip("keras")
+    from horovod.spark.keras import KerasModel
+
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, {"sum": keras.ops.sum(inputs, 1), "double": 2 * inputs})
+    double, total = KerasModel._predictor({"model": model})([np.eye(2)])  # in the order of model.outputs
+    np.testing.assert_array_equal(double, 2 * np.eye(2))
+    np.testing.assert_array_equal(total, [1, 1])
 
 
 @pytest.mark.parametrize("kind", ["array(id)", "features"])

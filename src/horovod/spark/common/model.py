@@ -22,6 +22,8 @@ __all__ = ["HorovodModel", "Predict"]
 
 #: Parameters that are not sent to the executors.
 _LEFT_HERE = ("history", "optimizer", "loss", "loss_constructors")
+#: Number of rows that tell the shapes of outputs: with one, ``squeeze()`` in a model would remove that dimension, too.
+_PROBED = 2
 #: Takes the features of some rows, returns the outputs.
 Predict = Callable[[Sequence[np.ndarray[Any, Any]]], Sequence[np.ndarray[Any, Any]]]
 
@@ -62,9 +64,15 @@ class HorovodModel(Settable, Saved, Model):
                 f"the model has {len(outputs)} outputs for {len(names)} columns: {', '.join(names)}; "
                 "give setOutputCols() a name for each output"
             )
+        if wrong := [output.shape for output in outputs if output.shape[:1] != (_PROBED,)]:
+            raise RequestError(
+                f"the model must return a row for each row that it gets: for {_PROBED} rows it returned a tensor of "
+                f"shape {wrong[0]}"
+            )
+        shapes = [output.shape[1:] for output in outputs]
         meant = [kinds.get(name) for name in labels] if len(labels) == len(names) else [None] * len(names)
-        fields = [_type_of(output.shape[1:], kind) for output, kind in zip(outputs, meant, strict=True)]
-        function = _Function(self._pack(objects), type(self)._unpack, type(self)._predictor, fields)
+        fields = [_type_of(shape, kind) for shape, kind in zip(shapes, meant, strict=True)]
+        function = _Function(self._pack(objects), type(self)._unpack, type(self)._predictor, fields, shapes)
         schema = types.StructType([types.StructField(f"o{i}", plain) for i, (plain, _) in enumerate(fields)])
         hidden = "__horovod_outputs"
         made = dataset.withColumn(hidden, _udf(function, schema)(*columns))
@@ -74,7 +82,7 @@ class HorovodModel(Settable, Saved, Model):
         return made.drop(hidden)
 
     def _probe(self, objects: dict[str, Any], rows: Any) -> Sequence[np.ndarray[Any, Any]]:
-        """Return the outputs for one row, to learn their shapes."""
+        """Return the outputs for a few rows, to learn their shapes."""
         import pandas
 
         shapes = objects["row_shapes"]
@@ -82,10 +90,10 @@ class HorovodModel(Settable, Saved, Model):
             row = rows.first()
             if row is None:
                 raise RequestError("the DataFrame has no rows, and the model does not know the shapes of its inputs")
-            frame = pandas.DataFrame({i: [value] for i, value in enumerate(row)})
+            frame = pandas.DataFrame({i: [value] * _PROBED for i, value in enumerate(row)})
             inputs = list(from_pandas(frame).values())
         else:
-            inputs = [np.zeros((1, *shape)) for shape in shapes]
+            inputs = [np.zeros((_PROBED, *shape)) for shape in shapes]
         return type(self)._predictor(self._unpack(self._pack(objects)))(inputs)
 
 
@@ -107,9 +115,14 @@ class _Function:
     """Predicts the rows of a partition."""
 
     def __init__(
-        self, packed: bytes, unpack: Callable[[bytes], dict[str, Any]], predictor: Any, fields: Sequence[Any]
+        self,
+        packed: bytes,
+        unpack: Callable[[bytes], dict[str, Any]],
+        predictor: Any,
+        fields: Sequence[Any],
+        shapes: Sequence[tuple[int, ...]],
     ) -> None:
-        self.packed, self.unpack, self.predictor, self.fields = packed, unpack, predictor, fields
+        self.packed, self.unpack, self.predictor, self.fields, self.shapes = packed, unpack, predictor, fields, shapes
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         import pandas
@@ -127,7 +140,10 @@ class _Function:
                 predict([inputs[name][start : start + rows] for name in names])
                 for start in range(0, len(columns[0]), rows)
             ]
-            whole = [np.concatenate(output) for output in zip(*parts, strict=True)]
+            whole = [
+                np.concatenate([part.reshape(-1, *shape) for part in output])
+                for output, shape in zip(zip(*parts, strict=True), self.shapes, strict=True)
+            ]
             yield pandas.DataFrame(
                 {
                     f"o{i}": _cells(value, kind)

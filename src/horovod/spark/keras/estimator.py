@@ -80,6 +80,6 @@ class KerasModel(_Packed, HorovodModel):
         def predict(features: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
             inputs = [shaped(value, model.inputs, i) for i, value in enumerate(features)]
             found = model.predict_on_batch(inputs[0] if len(inputs) == 1 else inputs)
-            return [np.asarray(output) for output in (found if isinstance(found, list | tuple) else [found])]
+            return [np.asarray(output) for output in keras.tree.flatten(found)]
 
         return predict

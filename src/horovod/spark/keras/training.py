@@ -73,14 +73,14 @@ class _Progress(keras.callbacks.Callback):
     def __init__(self, training: Training, data: _Data) -> None:
         super().__init__()
         self.training, self.data = training, data
-        self.history: dict[str, list[float]] = dict(training.history or {})
+        self.history: dict[str, list[Any]] = dict(training.history or {})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.data.epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(float(value))
+            self.history.setdefault(name, []).append(np.asarray(value).tolist())
         self.training.save(epoch + 1, self.history, self._write)
 
     def _write(self, path: str) -> None:
