@@ -121,6 +121,8 @@ def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:
         horovod.spark.run_elastic(_train, (1.0,), num_proc=1, env={"A": 1})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="nics must be names of network interfaces"):
         horovod.spark.run(_train, (1.0,), num_proc=1, nics=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"stdout must be a text stream, such as open\('log', 'w'\); received 'log'"):
+        horovod.spark.run(_train, (1.0,), num_proc=1, stdout="log")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^min_num_proc must be a whole number of at least 1; received '0'"):
         horovod.spark.run_elastic(_train, (1.0,), num_proc=1, min_num_proc=0)
     assert horovod.spark.run_elastic(lambda: 7, num_proc=2, verbose=0) == [7, 7]

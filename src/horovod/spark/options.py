@@ -31,7 +31,7 @@ class JobOptions:
         executable: Python interpreter of the ranks; that of their tasks when None.
 
     Raises:
-        ValueError: ``env`` does not map names to texts, or ``nics`` are not names.
+        ValueError: ``env`` does not map names to texts, ``nics`` are not names, or a stream cannot be written.
     """
 
     def __init__(
@@ -47,6 +47,9 @@ class JobOptions:
     ) -> None:
         if env is not None and not (isinstance(env, Mapping) and all(isinstance(text, str) for text in env.values())):
             raise ValueError(f"env must map names of variables to texts; received {env!r}")
+        for stream, what in ((stdout, "stdout"), (stderr, "stderr")):
+            if stream is not None and not hasattr(stream, "write"):
+                raise ValueError(f"{what} must be a text stream, such as open('log', 'w'); received {stream!r}")
         self.name = name
         self.sinks = sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)
         self.interfaces = interface_names(nics, "nics")
