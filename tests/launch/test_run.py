@@ -160,11 +160,12 @@ def test_what_cannot_be_called_or_sent(work: Any, said: str) -> None:
         (lambda: (i for i in range(3)), "an object of type generator"),
     ],
 )
-def test_a_result_that_cannot_be_sent_is_named(result: Any, named: str) -> None:
+def test_a_result_that_cannot_be_sent_is_named(result: Any, named: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LaunchError, match=f"the function returned {named}") as caught:
         horovod.run(result, num_proc=1)
     assert "return plain data instead" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+    assert f"the function returned {named}" in capfd.readouterr().err  # all that an elastic job says about it
     # Of our own functions, only run() itself stands between the caller and the error.
     assert [frame.name for frame in caught.traceback] == [sys._getframe().f_code.co_name, "run"]
 

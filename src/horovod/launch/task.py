@@ -123,6 +123,7 @@ def _call(call: bytes) -> tuple[bytes, int]:
         why = f"{type(error).__name__}: {error}"
         what = f"the function returned {_name_of(value)}, which cannot be sent to the caller ({why})"
         failure = Failure(f"{what}; return plain data instead, such as numbers, arrays or a state_dict", "", None)
+        sys.stderr.write(f"{failure.summary}\n")
         return bytes(cloudpickle.dumps(failure)), 1
 
 
