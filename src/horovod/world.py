@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -197,8 +196,8 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
     first = 0 if world.local_size == world.size else world.rank - world.local_rank
     local = [rank for rank in ranks if first <= rank < first + world.local_size]
     local_rank = local.index(world.rank)
-    counts = Counter(rank // world.local_size for rank in ranks)
-    hosts = sorted(host for host, count in counts.items() if count > local_rank)
+    host_of = [rank // world.local_size for rank in ranks]
+    hosts = sorted({host for host in host_of if host_of.count(host) > local_rank})
     return replace(
         world,
         rank=list(ranks).index(world.rank),
