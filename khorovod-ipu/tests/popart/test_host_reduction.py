@@ -99,7 +99,7 @@ def test_the_streams_are_two_for_each_weight_and_there_after_prepare_device() ->
     session = popart.TrainingSession(model, popart.DataFlow(1, {}), loss, popart.ConstSGD(0.1), device,
                                      userOptions=options(hostAllReduce=True, accumulationFactor=2))  # fmt: skip
     assert session.getHostReduceStreamIds() == []
-    with pytest.raises(popart.popart_exception, match=r"after prepareDevice\(\)"):
+    with pytest.raises(popart.popart_exception, match=r"prepareDevice\(\) before"):
         session.connectStreamToCallback("gradientStore__Gradient___w1", print, 0)
     session.prepareDevice()
     kinds = ("gradientStore__FinalReducedGradient___", "gradientLoad__FinalReducedGradient___")
