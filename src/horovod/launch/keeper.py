@@ -57,8 +57,8 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 OWN_SIGNALS = (*(signal.Signals[name] for name in _NAMES), KILL_KEEPER)
 
 
-def descendants(root: int, session: int = 0) -> list[int]:
-    """Return the ids of all living processes below ``root``, or only of those in a session, nearest first."""
+def descendants(*roots: int, session: int = 0) -> list[int]:
+    """Return the ids of all living processes below ``roots``, or only of those in a session, nearest first."""
     children: dict[int, list[int]] = {}
     sessions: dict[int, int] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - os is faster here, and this scan is repeated
@@ -72,7 +72,7 @@ def descendants(root: int, session: int = 0) -> list[int]:
                 children.setdefault(int(parent), []).append(int(entry))
                 sessions[int(entry)] = int(own_session)
     found: list[int] = []
-    level = [root]
+    level = [*roots]
     while level:
         level = [child for parent in level for child in children.get(parent, [])]
         found += level
@@ -211,7 +211,7 @@ class Keeper:
             self._kill()
         for session in [session for session, at in self._deserted.items() if time.monotonic() >= at]:
             del self._deserted[session]
-            _signal(signal.SIGKILL, descendants(os.getpid(), session))
+            _signal(signal.SIGKILL, descendants(os.getpid(), session=session))
 
     def _obey(self) -> None:
         fds: list[int] = []
@@ -232,7 +232,8 @@ class Keeper:
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._plan["grace_s"]
             self._sent = self._sent or signal.SIGTERM
-            _signal(signal.SIGTERM, set(descendants(os.getpid())) - self._workers())
+            workers = self._workers()
+            _signal(signal.SIGTERM, [pid for pid in descendants(os.getpid()) if pid not in workers])
             self._signal_all(signal.SIGCONT)
         elif order == b"S":
             self._signal_all(signal.SIGSTOP)
@@ -251,7 +252,7 @@ class Keeper:
             self._start(order, fds)
             return
         for pid in [pid for pid, (rank, _) in self._running.items() if rank == order["kill"]]:
-            _signal(signal.SIGKILL, {pid, *descendants(pid), *descendants(os.getpid(), pid)})
+            _signal(signal.SIGKILL, {pid, *descendants(pid), *descendants(os.getpid(), session=pid)})
 
     def _kill(self) -> None:
         self._is_open = False
@@ -267,8 +268,8 @@ class Keeper:
     def _workers(self) -> set[int]:
         """Return processes, as a DataLoader's, that run the program of their rank, which handles SIGTERM itself."""
         roots = [root for root in self._running if catches(root, signal.SIGTERM)]
-        program = {pid: os.path.realpath(f"/proc/{pid}/exe") for pid in (*roots, *descendants(os.getpid()))}
-        return {pid for root in roots for pid in descendants(root) if program.get(pid) == program[root]}
+        programs = {os.path.realpath(f"/proc/{root}/exe") for root in roots}
+        return {pid for pid in descendants(*roots) if os.path.realpath(f"/proc/{pid}/exe") in programs}
 
     def _pass_on(self, number: int) -> None:
         """Send each rank a signal: to its own process, or to the nearest one below it that handles the signal."""
@@ -294,7 +295,7 @@ class Keeper:
             status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
             self._write_down(slot, result.si_pid, 1, status)
             self._say({"ended": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
-            if status and self._is_open and (left := descendants(os.getpid(), result.si_pid)):
+            if status and self._is_open and (left := descendants(os.getpid(), session=result.si_pid)):
                 # The job goes on and may reuse the slot: end the processes that this one has left.
                 _signal(signal.SIGTERM, left)
                 self._deserted[result.si_pid] = time.monotonic() + _SWEEP_PATIENCE_S
