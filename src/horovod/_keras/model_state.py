@@ -11,7 +11,7 @@ from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
 from horovod.bindings.elastic.generators import BUILT_IN
 from horovod.bindings.elastic.variables import VariablesState
-from horovod.bindings.misuse import described, wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 
 __all__ = ["ModelState"]
 
@@ -54,7 +54,7 @@ class ModelState(VariablesState):
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         del backend
         if not hasattr(model, "built"):
-            raise wrong_argument(f"{type(self).__name__} needs a model of Keras. Received: {described(model)}")
+            raise wrong_argument(f"{type(self).__name__} needs a model of Keras. Received: {type_name(model)}")
         if not model.built:
             raise wrong_argument(
                 f"{type(self).__name__} needs a model that is built, and {model.name} has no variables yet; give it an "

@@ -12,10 +12,10 @@ from horovod.errors import OptimizerUseError, RequestError
 
 __all__ = [
     "changed_gradient",
-    "described",
     "is_integer",
     "not_installed",
     "out_of_turn",
+    "type_name",
     "warn_deprecated",
     "without_class_names",
     "wrong_argument",
@@ -29,7 +29,7 @@ def is_integer(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def described(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Return the name of an argument's type; a class that the caller did not call is told apart from its objects."""
     return f"{value.__name__}, not called" if callable(value) and hasattr(value, "__name__") else type(value).__name__
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from horovod.bindings.compression import Compression, Compressor, compress, decompress
 from horovod.bindings.gradients.parameters import check_passes, predivided
-from horovod.bindings.misuse import described, wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Average, resolve_op
 from horovod.core.requests import Kind, ReduceOp
@@ -122,8 +122,9 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     check_passes(backward_passes_per_step)
     prescale, postscale = predivided(how, gradient_predivide_factor)
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        told = described(optimizer)
-        raise wrong_argument(f"optimizer must be a transformation of optax, such as optax.sgd(0.1). Received: {told}")
+        raise wrong_argument(
+            f"optimizer must be a transformation of optax, such as optax.sgd(0.1). Received: {type_name(optimizer)}"
+        )
     if getattr(optimizer.update, "__module__", "") == __name__:
         raise wrong_argument("optimizer is a DistributedOptimizer already; wrap the plain one, once")
     inner = optax.with_extra_args_support(optimizer)

@@ -13,7 +13,7 @@ from horovod._keras.public import make_partial, of_name
 from horovod._keras.reduction import GradientReduction
 from horovod._keras.settings import NAME, OPTIMIZER, Settings, make_settings
 from horovod.bindings.docstrings import explained_like
-from horovod.bindings.misuse import described, wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 
@@ -45,7 +45,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
             f"the optimizer is one of tf_keras: {kind}. Set TF_USE_LEGACY_KERAS=1 and import horovod.tensorflow.keras "
             "as hvd, or take the optimizer from keras.optimizers"
             if kind.startswith("tf_keras.")
-            else f"optimizer must be one of Keras, such as keras.optimizers.SGD(0.1). Received: {described(optimizer)}"
+            else f"optimizer must be one of Keras, such as keras.optimizers.SGD(0.1). Received: {type_name(optimizer)}"
         )
     _teach_loss_scaling()
     inner = innermost(optimizer)

@@ -11,13 +11,19 @@ import tensorflow as tf
 from horovod.bindings.numpy_adapter import Array, ImmutableAdapter
 from horovod.core.requests import ITEMSIZE
 
-__all__ = ["DTYPES", "TensorFlowAdapter", "wrap"]
+__all__ = ["DTYPES", "TensorFlowAdapter", "check_dtype", "wrap"]
 
 #: The dtypes that the engine can move, by canonical name.
 DTYPES: dict[str, tf.DType] = {name: getattr(tf, name) for name in ITEMSIZE}
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _from_dlpack = tf.experimental.dlpack.from_dlpack
+
+
+def check_dtype(dtype: tf.DType) -> None:
+    """Raise TypeError if the engine cannot move a dtype."""
+    if dtype.name not in DTYPES:
+        raise TypeError(f"Tensor type {dtype.name} is not supported. Supported: {', '.join(DTYPES)}")
 
 
 def wrap(buffer: Array) -> tf.Tensor:
@@ -35,8 +41,7 @@ class TensorFlowAdapter(ImmutableAdapter):
 
     def buffer(self, tensor: Any) -> Array:
         """Return an array over the memory of an eager tensor."""
-        if tensor.dtype.name not in DTYPES:
-            raise TypeError(f"Tensor type {tensor.dtype.name} is not supported. Supported: {', '.join(DTYPES)}")
+        check_dtype(tensor.dtype)
         # numpy does not accept an ml_dtypes scalar from ``__array__``.
         array: Array = np.asarray(tensor) if tensor.shape.rank else np.asarray(tensor.numpy())
         return array

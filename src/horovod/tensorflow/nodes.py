@@ -18,7 +18,7 @@ from horovod.bindings import sites
 from horovod.bindings.sites import Site
 from horovod.errors import RequestError
 from horovod.tensorflow import kernels, order, unsafe, xla
-from horovod.tensorflow.adapter import DTYPES
+from horovod.tensorflow.adapter import check_dtype
 from horovod.tensorflow.requests import GraphRequest
 
 __all__ = ["is_recorded", "node", "refuse_parallel", "unique_name", "user_site"]
@@ -105,8 +105,7 @@ def node(
     results are unknown.
     """
     for tensor in tensors:
-        if tensor.dtype.name not in DTYPES:
-            raise TypeError(f"Tensor type {tensor.dtype.name} is not supported. Supported: {', '.join(DTYPES)}")
+        check_dtype(tensor.dtype)
     if xla.is_compiling():
         return xla.compiled(op_type, tensors, request)
     inputs = list(tensors)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.gradients.parameters import groups_argument, predivided
-from horovod.bindings.misuse import described, wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -151,7 +151,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         ValueError: an argument is invalid, or arguments are incompatible.
     """
     if not isinstance(gradtape, tf.GradientTape):
-        raise wrong_argument(f"gradtape must be a tf.GradientTape. Received: {described(gradtape)}")
+        raise wrong_argument(f"gradtape must be a tf.GradientTape. Received: {type_name(gradtape)}")
     op, groups = resolve_op(op, None), groups_argument(num_groups, groups)
     settings = GradientSettings(
         op, *predivided(op, gradient_predivide_factor), process_set, compression, sparse_as_dense,

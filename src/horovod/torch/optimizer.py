@@ -17,7 +17,7 @@ from horovod.bindings.gradients.parameters import (
     predivided,
 )
 from horovod.bindings.gradients.settings import ReduceSettings
-from horovod.bindings.misuse import described, wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -84,7 +84,7 @@ def DistributedOptimizer(
     if not hasattr(optimizer, "param_groups"):
         raise wrong_argument(
             "optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1). "
-            f"Received: {described(optimizer)}"
+            f"Received: {type_name(optimizer)}"
         )
     check_compression(compression, buckets=op is not ReduceOp.ADASUM and not host_optimizer)
     check_passes(backward_passes_per_step)

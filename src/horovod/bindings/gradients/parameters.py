@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from horovod.bindings.misuse import described, is_integer, warn_deprecated, wrong_argument
+from horovod.bindings.misuse import is_integer, type_name, warn_deprecated, wrong_argument
 from horovod.core.requests import ReduceOp
 from horovod.phrases import few
 from horovod.splits import split_evenly
@@ -62,7 +62,7 @@ def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | No
     if named is not None and not isinstance(named, Iterable):
         raise wrong_argument(
             "named_parameters must be pairs (name, parameter), such as model.named_parameters(). "
-            f"Received: {described(named)}"
+            f"Received: {type_name(named)}"
         )
     entries = list(named) if named is not None else []
     for entry in entries:
