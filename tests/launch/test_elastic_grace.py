@@ -9,9 +9,10 @@ from pathlib import Path
 
 from launching import horovodrun, started
 
-#: In the fourth step of the first job, the ranks wait for SIGTERM; then they need a worker, as a DataLoader's.
+#: In the fourth step of the first job, the ranks wait for SIGTERM; then they need a worker, as a DataLoader's. The
+#: argument is the number of steps: the first job has no end, since the job service may answer after any number of them.
 TRAIN = """
-import multiprocessing, os, time
+import multiprocessing, os, sys, time
 import numpy as np
 import horovod.numpy as hvd
 from horovod.bindings.elastic import leave
@@ -38,11 +39,12 @@ def one(state):
 
 @hvd.elastic.run
 def train(state):
-    while state.batch < 500:  # the job service may take some steps to answer
+    first = state.batch
+    while state.batch - first < float(sys.argv[1]):
         one(state)
+    print("done", first, state.batch, state.w[0], flush=True)
 
 train(state)
-print("done", state.batch, state.w[0], flush=True)
 """
 #: Kills without more grace at once, so that there is no time to write anything.
 NO_GRACE = [
@@ -55,21 +57,24 @@ NO_GRACE = [
 def test_a_step_is_completed_and_the_state_written_when_the_job_is_told_to_end(tmp_path: Path) -> None:
     folder = tmp_path / "states"
     flags = ("-np", "2", "--min-np", "1", "--checkpoint-dir", str(folder), sys.executable, "-c", TRAIN)
-    with started(*flags, ranks=2, program=NO_GRACE) as running:
+    with started(*flags, "inf", ranks=2, program=NO_GRACE) as running:
         running.process.send_signal(signal.SIGTERM)
         ended = running.end()
     assert ended.code == 143, ended.err
     assert "horovodrun: the ranks may take 600 s to complete their step and write their state" in ended.err
     assert "Traceback" not in ended.err
     assert [path.suffix for path in folder.iterdir()] == [".state"]
-    again = horovodrun(*flags)
-    assert re.findall(r"done .*", again.out) == ["done 500 500.0"] * 2, again.err
+    again = horovodrun(*flags, "5")
+    ends = [tuple(map(float, words.split())) for words in re.findall(r"done (.*)", again.out)]
+    first = ends[0][0]
+    assert first >= 4, again.out
+    assert ends == [(first, first + 5, first + 5)] * 2, again.err
     assert not any(folder.iterdir())
 
 
 def test_the_second_signal_ends_a_rank_that_does_not_complete_its_step(tmp_path: Path) -> None:
     stuck = TRAIN.replace("not leave.was_asked()", "True")
-    flags = ("-np", "2", "--min-np", "1", "--checkpoint-dir", str(tmp_path), sys.executable, "-c", stuck)
+    flags = ("-np", "2", "--min-np", "1", "--checkpoint-dir", str(tmp_path), sys.executable, "-c", stuck, "inf")
     with started(*flags, ranks=2, program=NO_GRACE) as running:
         running.process.send_signal(signal.SIGTERM)
         assert "the ranks may take 600 s" in running.process.stderr.readline()
