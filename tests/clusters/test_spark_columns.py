@@ -170,8 +170,23 @@ def test_fit_and_transform_refuse_missing_values(session: Any, tmp_path: Path, g
     options = {"feature_cols": [gap], "label_cols": ["y"], "validation": 0.0, "backend": Processes()}
     with pytest.raises(PySparkException, match=match):
         torch_estimator(Store.create(str(tmp_path)), **options).fit(rows)
-    model = TorchModel(model=torch.nn.Identity(), feature_columns=[gap], label_columns=[gap], row_shapes=[[1]])
+    shape = [2] if gap == "pair" else [1]
+    model = TorchModel(model=torch.nn.Identity(), feature_columns=[gap], label_columns=[gap], row_shapes=[shape])
     with pytest.raises(PySparkException, match=match):
+        model.transform(rows).collect()
+
+
+def test_transform_refuses_a_column_of_another_width_than_in_training(session: Any) -> None:
+    import torch
+    from pyspark.errors import PySparkException
+
+    from horovod.spark.torch import TorchModel
+
+    rows = session.createDataFrame([([1.0, 2.0],)], ["pair"])
+    model = TorchModel(model=torch.nn.Identity(), feature_columns=["pair"], label_columns=["pair"], row_shapes=[[1]])
+    with pytest.raises(
+        PySparkException, match=r"made 2 outputs from 1 rows. Does column pair .* trained with, \[\[1\]\]"
+    ):
         model.transform(rows).collect()
 
 

@@ -144,6 +144,12 @@ class _Function:
                 np.concatenate([part.reshape(-1, *shape) for part in output])
                 for output, shape in zip(zip(*parts, strict=True), self.shapes, strict=True)
             ]
+            counts = {len(value) for value in whole} - {len(columns[0])}
+            if counts:
+                raise RequestError(
+                    f"the model made {counts.pop()} outputs from {len(columns[0])} rows. Does column "
+                    f"{', '.join(names)} have the shape that the model was trained with, {objects['row_shapes']}?"
+                )
             yield pandas.DataFrame(
                 {
                     f"o{i}": _cells(value, kind)
