@@ -188,6 +188,8 @@ def test_wrong_arguments_are_told_with_their_line() -> None:
         "initial_lr": lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
         "local variable": lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3]),
         "broadcast_variables(": lambda: hvd.broadcast_global_variables(0),
+        "such as model.weights. Received: Dense": lambda: hvd.broadcast_variables(keras.layers.Dense(3), 0),
+        "such as model.weights. Received: Variable": lambda: hvd.broadcast_variables(keras.Variable([1.0]), 0),
         "only rank 0 has: v1": lambda: hvd.broadcast_variables(
             [keras.Variable(1.0, name=f"v{n}") for n in range(2 - hvd.rank())], 0
         ),

@@ -9,7 +9,7 @@ from horovod._keras.backends import Backend
 from horovod.bindings.agreement import agree_on_count
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.docstrings import explained_like
-from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Reduction, resolve_op
 from horovod.core.requests import ReduceOp
@@ -102,12 +102,18 @@ class Values:
             process_set: ranks that take part; this rank must be one of them.
 
         Raises:
+            RequestError: ``variables`` is no list, but a model or one variable.
             MismatchError: the ranks' variables differ; on every rank.
             PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
             NotInitializedError: ``init()`` was not called.
 
         Blocks until all ranks called.
         """
+        if not isinstance(variables, Iterable) or hasattr(variables, "assign"):
+            raise wrong_argument(
+                "broadcast_variables takes a list of variables, such as model.weights. "
+                f"Received: {type_name(variables)}"
+            )
         backend, targets = self._backend, list(variables)
         agree_on_count("broadcast_variables", [variable.name for variable in targets], process_set)
         for number, variable in enumerate(targets):
