@@ -294,6 +294,29 @@ def test_a_keeper_that_hardly_gets_to_run_kills_all_the_same(script: str) -> Non
     assert done.stdout == "[]\n", done.stderr
 
 
+# A keeper that sends SIGTERM before the rank that it has forked has done anything.
+HASTY = """
+import os, signal, socket
+from horovod.launch import keeper
+for number in keeper.OWN_SIGNALS:
+    signal.signal(number, signal.SIG_IGN)
+sent, sent_end = os.pipe()
+os.setsid = lambda: os.read(sent, 1)
+plan = {"command": ["true"], "env": dict(os.environ), "exits": [os.memfd_create("exits"), "EXITS"]}
+own = keeper.Keeper(socket.socketpair()[0], plan)
+own._start({"start": 0, "slot": 0, "env": {}, "stdin": False}, [1, 2])
+[pid] = own._running
+os.kill(pid, signal.SIGTERM)
+os.write(sent_end, b"!")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_rank_that_is_being_started_does_not_miss_sigterm() -> None:
+    done = subprocess.run([PY, "-c", HASTY], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout == f"{-signal.SIGTERM}\n", done.stderr
+
+
 def test_ctrl_c_in_a_terminal_reaches_the_launcher_only() -> None:
     """A rank that hears of Ctrl-C itself would say so."""
     rank = (

@@ -1,4 +1,4 @@
-"""SIGUSR1 to horovodrun is for the ranks: the flight recorders of all are written."""
+"""Signals to horovodrun for the ranks, such as SIGUSR1, which makes them write their flight recorders."""
 
 from __future__ import annotations
 
@@ -70,25 +70,28 @@ def test_all_ranks_write_their_flight_recorders(command: list[str]) -> None:
     assert f"horovodrun --doctor {folder}" in ended.err
 
 
-def test_ranks_that_do_not_listen_are_left_alone() -> None:
-    """Before ``init`` the signal would kill them."""
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_ranks_that_do_not_listen_are_left_alone(name: str) -> None:
+    """Before ``init`` SIGUSR1 would kill them."""
     with started("-np", "2", PY, "s.py", ranks=2) as running:
-        running.process.send_signal(signal.SIGUSR1)
+        running.process.send_signal(signal.Signals[name])
         said = running.process.stderr.readline()
         Path("go").touch()
         ended = running.end()
-    assert said.startswith("horovodrun: SIGUSR1 was not passed on: no rank handles it")
+    assert said.startswith(f"horovodrun: {name} was not passed on: no rank handles it")
     assert ended.code == 0, ended.err
 
 
-def test_a_handler_of_the_script_gets_the_signal() -> None:
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_handler_of_the_script_gets_the_signal(name: str) -> None:
+    """Schedulers send either of them before they end a job: ``#SBATCH --signal=B:USR2@120``, ``qsub -notify``."""
     # The signal may come before the pause.
     code = (
-        "import os, signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('mine', flush=True)));"
+        f"import os, signal, sys; signal.signal(signal.{name}, lambda *_: sys.exit(print('mine', flush=True)));"
         "print('up', os.getpid(), flush=True); signal.pause()"
     )
     with started("-np", "2", PY, "-c", code, ranks=2) as running:
-        running.process.send_signal(signal.SIGUSR1)
+        running.process.send_signal(signal.Signals[name])
         ended = running.end()
     assert ended.code == 0, ended.err
     assert sorted(ended.out.splitlines()) == ["[0]<stdout>:mine", "[1]<stdout>:mine"]

@@ -11,7 +11,7 @@ It runs from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: sta
 20 ms, and no import of the package, so that only this file decides whether processes end.
 
     launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all,
-                         U, I pass SIGUSR1 or SIGINT on to each rank that handles it, F leave as soon as nothing runs;
+                         U, V, I pass SIGUSR1, SIGUSR2, SIGINT on to ranks that handle it, F leave once nothing runs;
                          JSON: {"start": r, "slot": n, "env": {...}, "stdin": bool}, with the descriptors of its output,
                          its error and other descriptors to inherit; {"kill": r}
     keeper to launcher   JSON: {"ended": r, "pid": p, "status": s, "sent": n}, {"passed_on": [ranks]},
@@ -53,8 +53,8 @@ _LONGEST_ORDER, _MOST_FDS = 1 << 18, 8
 _FIRST_FD = 3  # first descriptor that a rank inherits besides its output
 #: Tells the guard to kill the keeper. A scheduler may send any of the other signals to all processes of a job.
 KILL_KEEPER = signal.SIGRTMAX
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-OWN_SIGNALS = (*(signal.Signals[name] for name in _NAMES), KILL_KEEPER)
+_PASSED_ON = {b"U": signal.SIGUSR1, b"V": signal.SIGUSR2, b"I": signal.SIGINT}
+OWN_SIGNALS = (*_PASSED_ON.values(), signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, KILL_KEEPER)
 
 
 def descendants(*roots: int, session: int = 0) -> list[int]:
@@ -150,9 +150,11 @@ class Keeper:
         if not self._is_open:
             return  # the job is being ended
         rank, slot = order["start"], order["slot"]
+        signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)  # they wait until the child ignores them no more
         pid = os.fork()
         if pid == 0:
             self._become(order, fds)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self._running[pid] = rank, slot
         self._write_down(slot, pid, 0, 0)
         # An old kernel refuses: then SIGCHLD reports deaths, but not the order of simultaneous ones.
@@ -171,6 +173,7 @@ class Keeper:
                 os._exit(1)  # the keeper died in between
             for number in (*OWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
             if not order["stdin"]:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(fds[0], 1)
@@ -227,7 +230,7 @@ class Keeper:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._is_open &= order in (b"S", b"C", b"U", b"I")
+        self._is_open &= order in (b"S", b"C", *_PASSED_ON)
         if order == b"T":
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._plan["grace_s"]
@@ -235,12 +238,10 @@ class Keeper:
             workers = self._workers()
             _signal(signal.SIGTERM, [pid for pid in descendants(os.getpid()) if pid not in workers])
             self._signal_all(signal.SIGCONT)
-        elif order == b"S":
-            self._signal_all(signal.SIGSTOP)
-        elif order == b"C":
-            self._signal_all(signal.SIGCONT)
-        elif order in (b"U", b"I"):
-            self._pass_on(signal.SIGUSR1 if order == b"U" else signal.SIGINT)
+        elif order in (b"S", b"C"):
+            self._signal_all(signal.SIGSTOP if order == b"S" else signal.SIGCONT)
+        elif order in _PASSED_ON:
+            self._pass_on(_PASSED_ON[order])
         elif order != b"F":  # K, or the launcher is gone
             if not order:
                 self._epoll.unregister(self._control)
@@ -278,7 +279,7 @@ class Keeper:
             listeners = [root] if catches(root, number) else [pid for pid in descendants(root) if catches(pid, number)]
             if _signal(number, listeners[:1]):
                 reached.append(rank)
-        if number == signal.SIGUSR1:
+        if number != signal.SIGINT:
             self._say({"passed_on": reached})
 
     def _reap(self, pid: int) -> bool:
@@ -327,10 +328,8 @@ class Keeper:
     def _say(self, event: dict[str, Any]) -> None:
         if self._is_alone:
             return  # the launcher must learn only that we are gone, when all is over
-        try:
+        with contextlib.suppress(OSError):  # the launcher is gone; _obey sees it
             self._control.send(json.dumps(event).encode())
-        except OSError:
-            pass  # the launcher is gone; _obey sees it
 
 
 def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["ToldToEnd", "handled", "held_back", "told_to_end", "wanted_signals"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -63,7 +63,8 @@ class Supervision:
         self._over = False
         self._alone_at: float | None = None
         self._notice = ""  # for the user; signal handlers print nothing themselves
-        self._passed_on: list[list[int]] = []
+        self._passing = ""  # name of the signal passed on last
+        self._passed_on: list[list[int]] = []  # ranks that got it, on each host that has answered
 
     def carry_out(self, signals: Sequence[signal.Signals], stdin: int | None) -> Outcome:
         """Run the job to its end, and return how every rank ended; no process of it is left. Rank 0, if it runs on this
@@ -162,8 +163,9 @@ class Supervision:
             os.kill(os.getpid(), signal.SIGSTOP)
             self._tell(b"C")
             return
-        if number == signal.SIGUSR1:
-            self._tell(b"U")
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._passing = signal.Signals(number).name
+            self._tell(b"U" if number == signal.SIGUSR1 else b"V")
             return
         self.end(b"K" if self.outcome.interrupted else b"T")
         self.outcome.interrupted = self.outcome.interrupted or number
@@ -296,7 +298,8 @@ class Supervision:
             self._passed_on.append(event["passed_on"])
             if len(self._passed_on) >= len(self._running):
                 if not any(self._passed_on):
-                    self.say("SIGUSR1 was not passed on: no rank handles it before hvd.init(), or after its end")
+                    when = " before hvd.init(), or after its end" * (self._passing == "SIGUSR1")
+                    self.say(f"{self._passing} was not passed on: no rank handles it{when}")
                 self._passed_on.clear()
         elif "error" in event:
             where = "" if len(self._jobs) == 1 else f" on {job.host}"
