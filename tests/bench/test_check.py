@@ -40,7 +40,8 @@ def test_two_hosts_are_reached_and_measured_with_one_rank_each(cluster: Cluster)
     words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a:4,b:4"]
     done = subprocess.run(
         cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Debian has a python3 and no python; the variable keeps horovodrun from adding its own folder.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": "/usr/sbin:/usr/bin:/bin", "VIRTUAL_ENV": "/none"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 hosts reached, with the same khorovod: a, b" in done.stdout

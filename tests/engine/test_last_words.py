@@ -25,7 +25,7 @@ hvd.init()
     ("variable", "value", "said"),
     [
         ("HOROVOD_LOG_LEVEL", "loud", "HOROVOD_LOG_LEVEL must be one of"),
-        ("HOROVOD_TIMELINE", "s.py/trace.json", "HOROVOD_TIMELINE=s.py/trace.json cannot be written"),
+        ("HOROVOD_TIMELINE", "/proc/trace.json", "HOROVOD_TIMELINE=/proc/trace.json cannot be written: Operation"),
         ("HOROVOD_RANK", "5", "HOROVOD_RANK='5' is set but HOROVOD_SIZE is not"),
     ],
 )

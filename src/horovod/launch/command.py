@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _MOST_PER_CORE = 64
-#: Runs on one rank of each host.
-_CHECK = ("python", "-m", "horovod.bench.check")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +84,8 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         options = replace(options, controller="jsrun")
     has_script = options.elastic is not None and bool(options.elastic.script)
     if options.check:
-        options = replace(options, command=_CHECK, elastic=None)
+        python = "python3" if options.python else sys.executable  # agents put the folder of their Python in front
+        options = replace(options, command=(python, "-m", "horovod.bench.check"), elastic=None)
     chosen = choose_hosts(options.hosts, options.hostfile, options.num_proc, has_script, one_each=options.check)
     options, where = replace(options, num_proc=chosen.num_proc), chosen.places
     if not options.command:

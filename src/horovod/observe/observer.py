@@ -92,7 +92,7 @@ class JobObserver(Observer):
                 self.tracer.start(*wanted)
         except OSError as error:
             named = "HOROVOD_TIMELINE=" if before is None else "the timeline "
-            raise InitError(f"{named}{wanted and wanted[0]} cannot be written: {error}") from None
+            raise InitError(f"{named}{wanted and wanted[0]} cannot be written: {error.strerror}") from None
 
     def _export(self) -> MetricsExport | None:
         config = self._config
