@@ -86,6 +86,14 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not [name for name in named if not any((top / name).exists() for top in (ROOT, page.parent))]
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "start").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_to_start_with_installs_what_its_script_imports(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    installs = re.search(r"pip install '\.\[(.*?)\]'", text)
+    assert installs
+    assert ("import sklearn" not in text and "from sklearn" not in text) or "examples" in installs[1].split(",")
+
+
 def test_the_site_leads_to_every_page() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = set(re.findall(r"[\w/-]+\.md", config.partition("\nnav:\n")[2]))
