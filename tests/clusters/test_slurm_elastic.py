@@ -7,19 +7,25 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from slurm import Slurm
 
 # Adds 1 + ... + size in each step. Processes whose number or node is in ``deaths`` end themselves in that step,
 # those in ``exits`` end with exit code 3, in step -1 before they have met the others; ``full`` is a
-# step before which there must be so many ranks, and ``endless`` trains until it is asked to leave.
+# step before which there must be so many ranks, and ``endless`` trains until it is asked to leave. With a ``folder``, a
+# process that replaces a dead one begins when the others have come to that step.
 TRAIN = """
 import json, os, signal, sys, time
+from pathlib import Path
 import numpy as np
 import horovod.numpy as hvd
 plan = json.loads(sys.argv[1])
 task = os.environ["SLURM_PROCID"] if not os.environ.get("HOROVOD_JOIN_STEP") else "new"
+lost, alone = (Path(plan.get("folder", "/none"), name) for name in ("lost", "alone"))
+while lost.exists() and not alone.exists():
+    time.sleep(0.01)
 hvd.init()
 state = hvd.elastic.NumpyState(w=np.zeros(3))
 print(f"task {task} of job {os.environ['SLURM_JOB_ID']}\\n", end="", flush=True)
@@ -30,6 +36,8 @@ if plan.get("exits", {}).get(task) == -1:
 def one_step(state):
     total = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum, name="step")
     if state.progress in (plan["deaths"].get(task), plan["deaths"].get(os.environ["SLURMD_NODENAME"])):
+        if "folder" in plan:
+            lost.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if plan.get("exits", {}).get(task) == state.progress:
         sys.exit(3)
@@ -39,6 +47,8 @@ def one_step(state):
 def train(state):
     while state.progress < 20 or plan.get("endless"):
         while state.progress == plan.get("full", [-1])[0] and hvd.size() < plan["full"][1]:
+            if "folder" in plan:
+                alone.touch()
             state.check_host_updates()
             time.sleep(0.01)
         one_step(state)
@@ -147,8 +157,8 @@ def test_another_step_takes_the_place_of_a_lost_rank(slurm: Slurm, train: list[s
     assert values == [values[0]] * 3 and least <= values[0] <= most
 
 
-def test_horovodrun_replaces_a_lost_rank_in_an_allocation(slurm: Slurm, train: list[str]) -> None:
-    plan = json.dumps({"deaths": {"b": 5}, "full": [8, 3]})
+def test_horovodrun_replaces_a_lost_rank_in_an_allocation(slurm: Slurm, train: list[str], tmp_path: Path) -> None:
+    plan = json.dumps({"deaths": {"b": 5}, "full": [8, 3], "folder": str(tmp_path)})
     words = ["-m", "horovod.launch.cli", "--min-np", "2", *train, plan]
     ended = slurm.run("salloc", "-N2", "-w", "a,b", "-n3", sys.executable, *words)
     found = sorted(line.partition(">:")[2] for line in ended.stdout.splitlines() if ">:rank " in line)

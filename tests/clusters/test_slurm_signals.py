@@ -157,9 +157,10 @@ def test_signals_to_the_agents_of_horovodrun_reach_its_ranks(slurm: Slurm, folde
     dump = str(folder / "dump")
     with slurm.start(*words, **with_python(TIMES="1", HOROVOD_FLIGHT_RECORDER_DIR=dump)) as job:
         slurm.run("scancel", "--signal=TERM", signalled(slurm, job, folder))
-        left = [line.split() for line in job.stdout if ">:left 0 at " in line]
+        left = [int(line.split()[-1]) for line in job.stdout if ">:left 0 at " in line]
     assert len(left) == 3
-    assert [path.name for path in (folder / "state").iterdir()] == [f"elastic-{int(left[0][-1]):012d}.state"]
+    # The signal reaches one node after the other, and two ranks may go on without the first.
+    assert [path.name for path in (folder / "state").iterdir()] == [f"elastic-{max(left):012d}.state"]
 
 
 def test_the_batch_shell_that_horovodrun_replaces_gets_its_signal(slurm: Slurm, folder: Path) -> None:
