@@ -103,6 +103,17 @@ def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     )
 
 
+def test_the_limit_of_the_first_generation_counts_until_that_has_begun() -> None:
+    members = Membership(Policy(2, timeout_s=5, start_timeout_s=60))
+    members.handle(Discovered({"a": 2}))
+    for slot in (A0, A1):
+        members.handle(Ready(slot))
+    members.handle(Joined(A0, 1))
+    assert members.handle(Tick(59)) == []
+    late = "it did not come to init() within 60 s (HOROVOD_START_TIMEOUT), and others waited"
+    assert members.handle(Tick(60))[-1] == Fence(A1, late)
+
+
 @pytest.mark.parametrize("how", ["was killed by SIGKILL", ""], ids=["killed", "ended well"])
 def test_processes_that_another_launcher_starts_come_by_themselves(how: str) -> None:
     """Ranks are as that launcher says, nobody is started, and a process that ends before is not waited for."""

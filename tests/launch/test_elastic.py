@@ -146,7 +146,8 @@ def test_a_stopped_rank_is_killed_and_one_that_holds_the_gil_is_not(script: str)
         ),
         (
             ("--min-np", "3", "--elastic-timeout", "1", *NEVER), {"acts": {"1": "exit 7"}},
-            "the job has ended: only 2 of at least 3 ranks were there within 1 s (HOROVOD_ELASTIC_TIMEOUT)", 7,
+            # 2, or less on a busy machine
+            "of at least 3 ranks were there within 1 s (HOROVOD_ELASTIC_TIMEOUT)", 7,
         ),
         (
             ("--min-np", "1"), {"acts": {"0": "kill", "1": "kill", "2": "kill"}},

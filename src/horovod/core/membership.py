@@ -319,7 +319,7 @@ class Membership:
             self._time_out()
 
     def _limit(self) -> tuple[float, str]:
-        if self.generation == 0 and self._policy.start_timeout_s:
+        if not self._has_ever_begun and self._policy.start_timeout_s:
             return self._policy.start_timeout_s, "HOROVOD_START_TIMEOUT"
         return self._policy.timeout_s, "HOROVOD_ELASTIC_TIMEOUT"
 
