@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import select
 import threading
 import time
@@ -336,3 +337,16 @@ def test_a_host_whose_ranks_did_not_find_each_other_is_no_more_waited_for(failed
         assert "rank 1 of host gone has ended" in str(error)
     telling.join(LONG_S)
     assert not telling.is_alive()
+
+
+def test_a_service_that_has_no_file_left_for_some_rank_says_so_at_once() -> None:
+    """Else libzmq would let those ranks wait, which would blame a firewall."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"more than 500 files .* ranks need 620 more; .*: ulimit -n 4096"):
+            Service(KEY, ["127.0.0.1"], hosts=["a"] * 600)
+        with closing(Service(KEY, ["127.0.0.1"], hosts=["a"] * 6)):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

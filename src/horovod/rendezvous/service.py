@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -51,6 +53,8 @@ _MOST_AT_ONCE = 100_000
 _TICK_MS = 100
 #: Number of messages to take from a socket before any other work.
 _IN_A_ROW = 1000
+#: Descriptors of the service itself.
+_OWN_FILES = 20
 _NOT_ELASTIC = "this job was not started elastically: unset HOROVOD_ELASTIC for its ranks"
 
 
@@ -65,7 +69,7 @@ class Service:
         policy: how the members of the job may change; None where the launcher defines them.
 
     Raises:
-        OSError: the service cannot listen at any of the addresses.
+        OSError: the service cannot listen at any of the addresses, or may not open a file for each rank.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Service:
         hosts: Sequence[str] = (),
         policy: Policy | None = None,
     ) -> None:
+        _check_files(len(hosts) if policy is None else 2 * policy.size)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._meetings = Meetings(hosts)
         self._table: dict[str, bytes] = {}
@@ -317,3 +322,19 @@ def listen(socket: zmq.Socket[bytes], addresses: Sequence[str], ports: Sequence[
         assert refused is not None
         raise OSError(refused.errno, f"cannot listen at {', '.join(addresses)}: {refused}")
     return found
+
+
+def _check_files(count: int) -> None:
+    """See that ranks can open ``count`` connections; libzmq leaves those waiting for which it has no descriptor."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        with contextlib.ExitStack() as files:
+            for _ in range(count + _OWN_FILES):
+                files.callback(os.close, os.eventfd(0))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OSError(
+            f"this process may not open more than {limit} files at once, and the ranks need {count + _OWN_FILES} more; "
+            f"raise the limit before the job starts: ulimit -n {max(4096, 2 * (limit + count))}"
+        ) from None
