@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Ranks, on_ranks, run_ranks
+from heard import heard
 
 import horovod.torch as hvd
 
@@ -70,12 +71,13 @@ def epochs(counts: list[list[int]], how: str) -> tuple[list[list[float]], list[i
             optimizer.step()
 
     for epoch in range(len(counts)):
-        if how == "join":
+        if how.startswith("join"):
             train(epoch)
             last.append(hvd.join())
+        if how == "join":
             hvd.broadcast_parameters(net.state_dict(), last[-1])
             hvd.broadcast_optimizer_state(optimizer, last[-1])
-        else:
+        elif how == "uneven_inputs":
             with hvd.uneven_inputs(net, optimizer):
                 train(epoch)
     return net.weight.tolist(), last
@@ -105,6 +107,15 @@ def test_training_on_uneven_epochs(counts: list[list[int]], how: str) -> None:
     for weight, last in outcomes:
         assert last == outcomes[0][1]
         torch.testing.assert_close(torch.tensor(weight), torch.tensor(reference(counts)), rtol=1e-6, atol=1e-9)
+
+
+@on_ranks(3)
+def test_who_joins_and_broadcasts_nothing_is_told_which_rank_has_the_steps() -> None:
+    with heard() as said:
+        epochs([[1, 2, 3], [2, 2, 2]], "join only")
+    told = [text for text in said if "different models" in text]
+    assert len(told) == (hvd.rank() == 0)
+    assert all("broadcast_optimizer_state(optimizer, last) after last = hvd.join()" in text for text in told)
 
 
 @on_ranks(3, returns=[(0, 3.0), (1, 3.0), (2, 3.0)])

@@ -66,7 +66,7 @@ def compare_once(
         members = ranks if len(ranks) == len(table) else range(len(table))
         (warn or logger.warning)(
             "the ranks train different models: %s began this step with other values on %s. Call %s before the first "
-            "step, and after join()",
+            "step",
             few([found for found, other in zip(names, differs.any(axis=0), strict=True) if other]),
             ", ".join(f"rank {members[place]}" for place in np.flatnonzero(differs.any(axis=1))),
             remedy,

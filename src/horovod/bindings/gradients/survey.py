@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from horovod import context
 from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.gradients.adapter import GradientAdapter
@@ -24,6 +25,12 @@ _HEADER = 2
 _SAME_MODEL = (
     "Dtypes, shapes, memory layouts and order must be the same, too. Make the same model, and the optimizer with the "
     "same named_parameters, on every rank."
+)
+
+_AT_FIRST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
+_AFTER_JOIN = (
+    "hvd.broadcast_parameters(model.state_dict(), last) and hvd.broadcast_optimizer_state(optimizer, last) after "
+    "last = hvd.join(): the other ranks have taken fewer steps"
 )
 
 _comm = Collectives(NumpyAdapter())
@@ -104,10 +111,10 @@ def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[GradSlo
     if names:
         ranks = _members(settings, len(rows))
         logger.warning(
-            "the ranks train different models: %s began this step with other values on %s. Call "
-            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, and after join()",
+            "the ranks train different models: %s began this step with other values on %s. Call %s",
             few(names),
             ", ".join(f"rank {ranks[place]}" for place in sorted(others)),
+            _AFTER_JOIN if context.join_count() else _AT_FIRST,
         )
 
 
