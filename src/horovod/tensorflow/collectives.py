@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.collectives import check_root
+from horovod.bindings.misuse import is_integer
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.reductions import Reduction, check_factors
 from horovod.bindings.submission import id_of
@@ -205,8 +206,17 @@ def _outlives_ranks() -> bool:
 
 
 def query(op_type: str, process_set_id: int, name: str | None) -> Any:
-    """Return a query as a tensor; it is evaluated when the graph runs, or under XLA when the graph is compiled."""
-    (number,) = node(op_type, [], [tf.int32], GraphRequest(process_set=process_set_id, site=user_site()), name)
+    """Return a query as a tensor; it is evaluated when the graph runs, or under XLA when the graph is compiled.
+
+    Raises:
+        TypeError: the id is no integer, as that of a process set that is not registered.
+    """
+    if not is_integer(process_set_id):
+        raise TypeError(
+            "process_set_id must be an integer, such as hvd.add_process_set(ranks).process_set_id. "
+            f"Received: {process_set_id!r}"
+        )
+    (number,) = node(op_type, [], [tf.int32], GraphRequest(process_set=int(process_set_id), site=user_site()), name)
     return _shaped(number, tf.TensorShape([]))
 
 
