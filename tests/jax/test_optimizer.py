@@ -116,6 +116,8 @@ def test_arguments_of_the_optimizer() -> None:
     hvd.barrier()  # when rank 0 leaves, all process sets end
     with pytest.raises(RequestError, match=r"backward_passes_per_step must be an integer, .* Received: 0 \(at "):
         hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="must be a ProcessSet"):
+        hvd.DistributedOptimizer(optax.sgd(0.1), process_set=[0, 1])
     with pytest.raises(RequestError, match="gradient_predivide_factor needs op=Average"):
         hvd.DistributedOptimizer(optax.sgd(1.0), op=hvd.Sum, gradient_predivide_factor=2.0)
     for wrong, told in ((optax.sgd, "sgd, not called"), (0.1, "float")):

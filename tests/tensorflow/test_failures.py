@@ -58,6 +58,11 @@ def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
             tf.function(lambda x, f=collective: f(x, process_set=gone)).get_concrete_function(tf.ones([3]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="process set 77 does not exist"):
         hvd.size_op(77)
+    for query in (hvd.size_op, hvd.process_set_included_op):
+        with pytest.raises(TypeError, match=r"must be an integer, such as hvd.add_process_set.* Received: None"):
+            query(hvd.ProcessSet([0]).process_set_id)  # not registered
+    with tf.GradientTape() as tape, pytest.raises(ValueError, match="must be a ProcessSet"):
+        hvd.DistributedGradientTape(tape, process_set=[0])
 
 
 @on_ranks(1, init=False, framework="tensorflow")

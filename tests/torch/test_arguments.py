@@ -99,6 +99,7 @@ def test_arguments_of_collectives_that_do_not_fit_are_named(call: Callable[[torc
         ({"groups": [[torch.ones(1)]]}, "groups must hold parameters. Received: Tensor"),
         ({"op": 77}, "op must be Average, Sum, Adasum, Min, Max or Product, received 77"),
         ({"op": "avg"}, "op must be Average"),
+        ({"process_set": [0, 1]}, r"must be a ProcessSet, .* received \[0, 1\] of type list"),
         ({"compression": torch.float16}, "such as hvd.Compression.fp16. Received: torch.float16"),
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),

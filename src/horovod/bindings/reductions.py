@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod.bindings.misuse import warn_deprecated
-from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
 
@@ -40,6 +40,9 @@ class Reduction:
     prescale: float = 1.0  # factor applied before the operation
     postscale: float = 1.0  # factor applied after the operation
     process_set: ProcessSet = global_process_set  # ranks that take part
+
+    def __post_init__(self) -> None:
+        id_or_none(self.process_set)  # a list of ranks is no process set
 
     @property
     def keywords(self) -> dict[str, Any]:

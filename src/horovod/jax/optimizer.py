@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from horovod.bindings.compression import Compression, Compressor, compress, decompress
 from horovod.bindings.gradients.parameters import check_passes, predivided
 from horovod.bindings.misuse import type_name, wrong_argument
-from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
 from horovod.bindings.reductions import Average, resolve_op
 from horovod.core.requests import Kind, ReduceOp
 from horovod.jax.placing import carry_out, make_call
@@ -119,6 +119,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     import optax
 
     how = resolve_op(op, None)
+    id_or_none(process_set)
     check_passes(backward_passes_per_step)
     prescale, postscale = predivided(how, gradient_predivide_factor)
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):

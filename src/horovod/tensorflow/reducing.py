@@ -45,6 +45,7 @@ class GradientSettings(ReduceSettings):
     groups: int | Sequence[Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_compression(self.compression)
         groups = self.groups
         is_count = isinstance(groups, int) and groups > 0

@@ -95,10 +95,10 @@ def DistributedOptimizer(
     # Groups may name parameters of the model that the optimizer does not have.
     own = set(map(id, parameters))
     together = check_groups(learning, groups, lambda entry: id(entry) in own or isinstance(entry, torch.nn.Parameter))
+    settings = ReduceSettings(op, prescale, postscale, process_set, compression, sparse_as_dense)
     # The size of an elastic job is not known yet.
     has_others = (process_set.size() or 1) > 1 or context.is_elastic()
     members: type = AdasumMethods if op is ReduceOp.ADASUM and has_others else OptimizerMethods
-    settings = ReduceSettings(op, prescale, postscale, process_set, compression, sparse_as_dense)
     if host_optimizer:
         check_shardable(optimizer, settings, host_optimizer)
         members = HostMethods
