@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 
-from horovod._keras.elastic_callbacks import CommitState, EpochIsOver, UpdateBatchState, UpdateEpochState
+from horovod._keras.elastic_callbacks import (
+    CommitStateCallback,
+    EpochIsOver,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
 from horovod.errors import HostsUpdatedInterrupt
 
 
 def _fit(state: Any, epochs: int, steps: int, per_commit: int) -> None:
     """Do what ``fit`` does; ``state.trained`` gets each batch."""
     model = SimpleNamespace(stop_training=False)
-    callbacks: list[Any] = [UpdateEpochState(state), UpdateBatchState(state), CommitState(state, per_commit)]
+    callbacks: list[Any] = [
+        UpdateEpochStateCallback(state),
+        UpdateBatchStateCallback(state),
+        CommitStateCallback(state, per_commit),
+    ]
 
     def tell(event: str, *args: Any) -> None:
         for callback in callbacks:

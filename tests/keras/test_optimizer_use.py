@@ -198,6 +198,10 @@ def test_wrong_arguments_are_told_with_their_line() -> None:
             wrong()
         assert word in str(caught.value)
         assert "test_optimizer_use.py:" in str(caught.value)
+    with pytest.raises(ValueError, match="must be a ProcessSet"):
+        hvd.DistributedOptimizer(sgd(0.1), process_set=[0, 1])
+    with pytest.raises(TypeError, match=r"^LearningRateWarmupCallback.__init__\(\) missing .*'initial_lr'"):
+        hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=5, verbose=1)  # as in old scripts
 
 
 def _die() -> str:

@@ -17,7 +17,14 @@ from horovod.errors import MismatchError
 from horovod.logs import logger
 from horovod.phrases import list_ranks
 
-__all__ = ["BestCheckpoint", "Broadcast", "Kit", "MetricAverage", "RateSchedule", "RateWarmup"]
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "Kit",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Kit:
     refuses_xla: Callable[[], bool]  # returns whether XLA cannot compile a step that contains a collective
 
 
-class Broadcast:
+class BroadcastGlobalVariablesCallback:
     """Broadcasts the model and the optimizer of one rank to all ranks, before the first step.
 
     If TensorFlow creates variables only in the first step, they are broadcast there, before they change. Random states
@@ -167,7 +174,7 @@ class Broadcast:
             )
 
 
-class MetricAverage:
+class MetricAverageCallback:
     """Replaces each metric at the end of an epoch by its average over all ranks.
 
     Put it before callbacks that use metrics, such as EarlyStopping, so that all ranks make the same decision.
@@ -208,7 +215,7 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
 
 
-class RateSchedule:
+class LearningRateScheduleCallback:
     """Multiplies the learning rate from one epoch on.
 
     Args:
@@ -309,7 +316,7 @@ class RateSchedule:
                 velocity.assign(velocity * (rate / before))
 
 
-class RateWarmup(RateSchedule):
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate over some epochs, step by step, from the rate of one process to that of all ranks.
 
     Args:
@@ -344,7 +351,7 @@ class RateWarmup(RateSchedule):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-class BestCheckpoint:
+class BestModelCheckpoint:
     """Keeps the best model of all epochs in a file that rank 0 writes.
 
     Put MetricAverageCallback before it, so that it compares metrics of all ranks.

@@ -11,7 +11,7 @@ from typing import Any
 from horovod._keras.unsafe import end_epoch_of_data
 from horovod.bindings.misuse import wrong_argument
 
-__all__ = ["CommitState", "EpochIsOver", "UpdateBatchState", "UpdateEpochState"]
+__all__ = ["CommitStateCallback", "EpochIsOver", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
 
 class EpochIsOver:
@@ -31,7 +31,7 @@ class EpochIsOver:
             end_epoch_of_data()
 
 
-class CommitState:
+class CommitStateCallback:
     """Commits the state after every ``batches_per_commit`` batches, and at the end of each epoch.
 
     The last batch of an epoch is committed with the epoch: otherwise a ``fit`` after a reset would do one batch more.
@@ -79,7 +79,7 @@ class CommitState:
         self.state.commit()
 
 
-class UpdateBatchState:
+class UpdateBatchStateCallback:
     """Keeps ``state.batch``, the number of batches done in the epoch.
 
     A ``fit`` that begins in the middle of an epoch does its remaining batches, and then whole epochs.
@@ -116,7 +116,7 @@ class UpdateBatchState:
         self.state.batch = self._before = 0
 
 
-class UpdateEpochState:
+class UpdateEpochStateCallback:
     """Keeps ``state.epoch``, the number of epochs done.
 
     Args:

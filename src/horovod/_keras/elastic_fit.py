@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from horovod._keras.callbacks import Broadcast
-from horovod._keras.elastic_callbacks import EpochIsOver, UpdateBatchState, UpdateEpochState
+from horovod._keras.callbacks import BroadcastGlobalVariablesCallback
+from horovod._keras.elastic_callbacks import EpochIsOver, UpdateBatchStateCallback, UpdateEpochStateCallback
 from horovod._keras.model_state import ModelState
 from horovod.bindings.elastic.rates import rate_of, set_rate
 from horovod.bindings.elastic.run import recover
@@ -102,7 +102,7 @@ class ElasticFit:
         if not isinstance(x, ArrayShard):
             parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
             x = self._kit.shard(parts, batch_size, shuffle, seed)
-        others = [c for c in callbacks or () if not isinstance(c, UpdateBatchState | UpdateEpochState)]
+        others = [c for c in callbacks or () if not isinstance(c, UpdateBatchStateCallback | UpdateEpochStateCallback)]
         return _Training(self._kit, state, x).fit(epochs, others, verbose, kwargs)
 
 
@@ -231,10 +231,10 @@ class _Training:
         self._has_begun = True
         callbacks = numbered.callbacks
         for callback in callbacks:
-            if isinstance(callback, Broadcast):
+            if isinstance(callback, BroadcastGlobalVariablesCallback):
                 callback.joins = self._joins
         # The others keep their counts, such as EarlyStopping's patience; Broadcast meets that of a new rank.
-        known = {id(callback) for callback in self._begun if not isinstance(callback, Broadcast)}
+        known = {id(callback) for callback in self._begun if not isinstance(callback, BroadcastGlobalVariablesCallback)}
         numbered.callbacks = [callback for callback in callbacks if id(callback) not in known]
         call()
         numbered.callbacks = self._begun = callbacks

@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from horovod._keras.backends import Backend
-from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
-from horovod._keras.elastic_callbacks import CommitState, UpdateBatchState, UpdateEpochState
+from horovod._keras.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    Kit,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
+from horovod._keras.elastic_callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from horovod._keras.model_state import ModelState
 from horovod.bindings.misuse import wrong_argument
 
@@ -40,24 +47,18 @@ def _derive(name: str, bases: tuple[Any, ...], module: str, **attributes: Any) -
 
 def derive_callbacks(kit: Kit, callbacks: Any, module: str) -> tuple[Any, ...]:
     """Return the five public callback classes of a module, for one kind of Keras."""
-    kinds = (
-        ("BroadcastGlobalVariablesCallback", Broadcast, callbacks.Callback),
-        ("MetricAverageCallback", MetricAverage, callbacks.Callback),
-        ("LearningRateScheduleCallback", RateSchedule, callbacks.Callback),
-        ("LearningRateWarmupCallback", RateWarmup, callbacks.Callback),
-        ("BestModelCheckpoint", BestCheckpoint, callbacks.ModelCheckpoint),
-    )
-    return tuple(_derive(name, (ours, base), module, _kit=kit) for name, ours, base in kinds)
+    plain = (
+        BroadcastGlobalVariablesCallback, MetricAverageCallback, LearningRateScheduleCallback,
+        LearningRateWarmupCallback,
+    )  # fmt: skip
+    kinds = (*((ours, callbacks.Callback) for ours in plain), (BestModelCheckpoint, callbacks.ModelCheckpoint))
+    return tuple(_derive(bases[0].__name__, bases, module, _kit=kit) for bases in kinds)
 
 
 def derive_elastic(callbacks: Any, module: str) -> tuple[Any, ...]:
     """Return the three public callback classes for elastic training, as ``derive_callbacks`` does."""
-    kinds = (
-        ("CommitStateCallback", CommitState),
-        ("UpdateBatchStateCallback", UpdateBatchState),
-        ("UpdateEpochStateCallback", UpdateEpochState),
-    )
-    return tuple(_derive(name, (ours, callbacks.Callback), module) for name, ours in kinds)
+    kinds = CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+    return tuple(_derive(ours.__name__, (ours, callbacks.Callback), module) for ours in kinds)
 
 
 def derive_state(name: str, kit: Kit, backend: Backend, module: str) -> Any:
