@@ -216,6 +216,8 @@ def test_rows_of_indexed_slices_are_gathered(mode: str) -> None:
             function(tf.ones(2))
     with pytest.raises(NotImplementedError, match="Sum and Average"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), op=hvd.Max)
+    with pytest.raises(NotImplementedError, match=r"gradient_predivide_factor; .* sparse_as_dense=True"):
+        hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), prescale_factor=0.5)
 
 
 @on_ranks(3, returns=[[4.0, 2.0, 1.0, 3.0], [2.0, 1.0, 0.0, 2.0], [4.0, 2.0, 1.0, 3.0]], framework="tensorflow")

@@ -34,7 +34,8 @@ def allreduce_slices(
         )
     if how.prescale != 1.0 or how.postscale != 1.0:
         raise NotImplementedError(
-            "IndexedSlices take no prescale_factor or postscale_factor; scale their values, or use sparse_as_dense=True"
+            "IndexedSlices take no prescale_factor, postscale_factor or gradient_predivide_factor; scale their values, "
+            "or use sparse_as_dense=True"
         )
     if how.op is ReduceOp.AVERAGE and not all(one.dtype.is_floating or one.dtype.is_complex for one in slices):
         raise NotImplementedError(
