@@ -65,6 +65,17 @@ def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
         hvd.DistributedGradientTape(tape, process_set=[0])
 
 
+@on_ranks(1, framework="tensorflow")
+def test_a_node_of_another_version_fails_where_it_would_run() -> None:
+    """Of a saved graph, for example."""
+    from horovod.tensorflow.nodes import node
+    from horovod.tensorflow.requests import GraphRequest
+
+    strange: Any = "as many as you like"
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ValidationError: Expected `int`, got `str`"):
+        node("HorovodSize", [], [tf.int32], GraphRequest(process_set=strange))
+
+
 @on_ranks(1, init=False, framework="tensorflow")
 def test_what_a_function_raises_is_of_the_same_class_after_autograph() -> None:
     @tf.function

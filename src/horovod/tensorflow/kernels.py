@@ -16,6 +16,7 @@ import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,13 @@ def over(address: int | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> A
     memory: Any = (ctypes.c_char * nbytes).from_address(address)
     array: Array = np.ndarray(shape, dtype, memory)
     return array
+
+
+def _fail(report: Callable[..., None], place: int, error: BaseException) -> None:
+    """Report an error to TensorFlow by the C function for this place, a kernel's construction or a run of it."""
+    status = Status()
+    lib.TF_SetStatus(status.pointer, code_of(error), f"{type(error).__name__}: {error}".encode())
+    report(place, status.pointer)
 
 
 class _Node:
@@ -278,9 +286,7 @@ class _Run:
             error = late
         if error is not None:
             remember(error)
-            status = Status()
-            lib.TF_SetStatus(status.pointer, code_of(error), f"{type(error).__name__}: {error}".encode())
-            lib.TF_OpKernelContext_Failure(self._context, status.pointer)
+            _fail(lib.TF_OpKernelContext_Failure, self._context, error)
         for tensor in self._tensors:
             quick.TF_DeleteTensor(tensor)
         self._handle = None
@@ -311,7 +317,8 @@ def _create(op_type: str, construction: int) -> int:
         key = next(_ids)
         _nodes[key] = _Node(op_type, request, attribute_size(construction, b"T"))
         return key
-    except Exception:
+    except Exception as error:  # such as of a graph that another version of khorovod has saved
+        _fail(lib.TF_OpKernelConstruction_Failure, construction, error)
         return 0
 
 

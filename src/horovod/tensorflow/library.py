@@ -50,6 +50,7 @@ _PROTOTYPES: dict[str, tuple[Any, Sequence[Any]]] = {
     "TF_RegisterKernelBuilder": (None, (ctypes.c_char_p, _P, _P)),
     "TF_OpKernelConstruction_GetAttrSize": (None, (_P, ctypes.c_char_p, _INTS, _INTS, _P)),
     "TF_OpKernelConstruction_GetAttrString": (None, (_P, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, _P)),
+    "TF_OpKernelConstruction_Failure": (None, (_P, _P)),
     "TF_OpKernelContext_Failure": (None, (_P, _P)),
     "TF_GetInput": (None, (_P, ctypes.c_int, _P, _P)),
     "TF_AllocateOutput": (_P, (_P, ctypes.c_int, ctypes.c_int, _INT64S, ctypes.c_int, ctypes.c_size_t, _P)),
