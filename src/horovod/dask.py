@@ -52,13 +52,13 @@ def run(
 
     client = distributed.get_client() if client is None else client
     workers = sorted(client.nthreads(), key=lambda address: (_host(address), address))
-    if not all(map(_host, workers)):
-        raise LaunchError("ranks need processes of their own: start the cluster with processes=True")
     size = len(workers) if num_proc is None else num_proc
     if not (is_integer(size) and 0 < size <= len(workers)):
         raise LaunchError(
             f"num_proc={num_proc!r}, and the Dask cluster has {len(workers)} workers: one rank runs on each"
         )
+    if size > 1 and any(worker.startswith("inproc:") for worker in workers):
+        raise LaunchError("ranks need processes of their own: start the cluster with processes=True")
     workers = in_rank_order(workers[:size], _host)
     job = WorkerJob([_host(worker) for worker in workers])
     futures: list[Any] = []
@@ -97,7 +97,8 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: Work
             pass  # told below, with the ranks
         except (TimeoutError, distributed.TimeoutError):
             here = client.nthreads()
-            if lost := [rank for rank in waiting if workers[rank] not in here]:
+            # restart() cancels the tasks, then ends the workers.
+            if lost := [n for n, future in waiting.items() if workers[n] not in here and not future.cancelled()]:
                 for rank in lost:
                     job.ended(rank, who[rank], "was lost")
                 gone = few([who[rank] for rank in lost])

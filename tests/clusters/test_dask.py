@@ -134,3 +134,14 @@ def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(clien
     for wrong in (9, 0, "2"):
         with pytest.raises(LaunchError, match=f"num_proc={wrong!r}, and the Dask cluster has"):
             run(_train, (1.0,), client=client, num_proc=wrong)
+
+
+def test_ranks_that_are_threads_of_one_process_are_refused() -> None:
+    from horovod.dask import run
+    from horovod.errors import LaunchError
+
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        with pytest.raises(LaunchError, match="start the cluster with processes=True"):
+            run(_train, (1.0,), client=client)
+        assert run(_train, (2.0,), client=client, num_proc=1)[0][:4] == (0, 1, 0, [2.0] * 3)
