@@ -100,3 +100,38 @@ def test_a_call_that_ends_after_shutdown_is_no_loss_of_the_next_job() -> None:
     end.set_exception(ActorDiedError())
     assert told == []
     assert adapter._lost == {}
+
+
+def test_an_interrupt_between_the_calls_of_two_ranks_ends_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    import ray
+
+    from horovod.ray.settings import MiniSettings, Resources
+    from horovod.ray.static import StaticAdapter
+
+    class Worker:
+        def __init__(self, interrupts: bool) -> None:
+            self.call = self.call_executable = self
+            self.interrupts = interrupts
+
+        def options(self, **_: Any) -> Any:
+            return self
+
+        def remote(self, *_: Any) -> Any:
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return None, SimpleNamespace(future=lambda: SimpleNamespace(add_done_callback=lambda _: None))
+
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(ray, "kill", lambda worker: killed.append(worker))
+    calls = [lambda adapter: adapter.run(int, (), {}, None), lambda adapter: adapter.execute(int)]
+    for call in calls:
+        killed = list[Any]()
+        adapter = StaticAdapter(MiniSettings(), Resources(), 2, 0, 1, True)
+        workers = adapter._workers = [Worker(False), Worker(True)]
+        adapter._who = ["rank 0", "rank 1"]
+        with pytest.raises(KeyboardInterrupt):
+            call(adapter)
+        assert killed == workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -107,7 +107,8 @@ class StaticAdapter:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any) -> list[Any]:
         """Call a function on all ranks, and return its results in rank order."""
-        return self._collect(self.run_remote(fn, args, kwargs, queue))
+        with self._ended_by_interrupts():
+            return self._collect(self.run_remote(fn, args, kwargs, queue))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any = None
@@ -120,13 +121,25 @@ class StaticAdapter:
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
         """Call a function with the executable of each rank, and return its results in rank order."""
         self._check()
-        call = ray.put(fn)
-        return self._collect([self._submit(rank, "call_executable", call, queue) for rank in range(len(self._workers))])
+        with self._ended_by_interrupts():
+            call = ray.put(fn)
+            refs = [self._submit(rank, "call_executable", call, queue) for rank in range(len(self._workers))]
+            return self._collect(refs)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call a function with the executable of rank 0, and return its result."""
         self._check()
-        return self._collect([self._submit(0, "call_executable", fn, None)])[0]
+        with self._ended_by_interrupts():
+            return self._collect([self._submit(0, "call_executable", fn, None)])[0]
+
+    @contextlib.contextmanager
+    def _ended_by_interrupts(self) -> Iterator[None]:
+        """Return a context that ends the actors when it is interrupted: nothing else ends a call of an actor."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            self.shutdown()
+            raise
 
     def _check(self) -> None:
         if not self._workers:
@@ -170,12 +183,8 @@ class StaticAdapter:
                 except Exception as error:
                     errors[i] = error
 
-        try:
-            while waiting and not errors:
-                take(ray.wait(list(waiting), num_returns=1)[0])
-        except (KeyboardInterrupt, SystemExit):
-            self.shutdown()  # nothing else ends a call of an actor
-            raise
+        while waiting and not errors:
+            take(ray.wait(list(waiting), num_returns=1)[0])
         if not errors:
             return [values[i] for i in range(len(refs))]
         if waiting:
