@@ -141,11 +141,12 @@ def test_a_failing_function_and_a_killed_actor_are_named(cluster: Any) -> None:
 
 
 _CLIENT = """
-import sys
+import fcntl, sys
 sys.path[:0] = {paths}
 import ray, test_ray
 from horovod.errors import LaunchError
 from horovod.ray import ElasticRayExecutor
+fcntl.flock(lock := open(ray.__file__), fcntl.LOCK_EX)  # as in test_ray_interrupts
 ray.init("ray://127.0.0.1:{port}", log_to_driver=False)
 executor, heard = test_ray._executor(num_workers=2), []
 executor.start(test_ray._Sum, [1.0], {{"factor": 2.0}})
@@ -195,11 +196,11 @@ def test_what_the_cluster_does_not_have_is_said(cluster: Any) -> None:
     with pytest.raises(TimeoutError, match=r"could not reserve 9 x \{'CPU': 1\}.*within 1 s"):
         _executor(1, num_workers=9).start()
     few = r"within 1 s \(HOROVOD_ELASTIC_TIMEOUT\)\nthe Ray nodes have room for 0 of at least 1 workers with .*99"
-    for fewest, cpus, said in (
-        (1, 99, few),
-        (9, 1, r"exit code 0, before the ranks had met\n.* of at least 9 workers"),
+    for fewest, cpus, timeout_s, said in (
+        (1, 99, 1, few),
+        (9, 1, 300, r"exit code 0, before the ranks had met\n.* of at least 9 workers"),
     ):
-        executor = _executor(min_workers=fewest, cpus_per_worker=cpus, elastic_timeout=1)
+        executor = _executor(min_workers=fewest, cpus_per_worker=cpus, elastic_timeout=timeout_s)
         executor.start()
         with pytest.raises(LaunchError, match=said):
             executor.run(int)

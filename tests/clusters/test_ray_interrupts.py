@@ -13,14 +13,16 @@ import pytest
 pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 
 _SCRIPT = """
-import os, pathlib, signal, sys, threading, time
+import fcntl, os, pathlib, signal, sys, threading, time
 import ray
 from ray.cluster_utils import Cluster
 begun, port, address = pathlib.Path({begun!r}), {port}, {address!r}
 mixed = begun.with_name("mixed")
 node = dict(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, ray_client_server_port=port)
 cluster = Cluster(True, head_node_args=node)
-ray.init(address or cluster.address, log_to_driver=False)
+with open(ray.__file__) as lock:  # the client's servers of two clusters of this machine could listen at the same port
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    ray.init(address or cluster.address, log_to_driver=False)
 from horovod.errors import LaunchError
 from horovod.ray import RayExecutor
 
@@ -98,7 +100,10 @@ def test_an_interrupt_ends_the_ranks(through_client: bool, tmp_path: Path) -> No
         port = free.getsockname()[1]
     address = f"ray://127.0.0.1:{port}" if through_client else ""
     script = _SCRIPT.format(begun=str(tmp_path / "begun"), port=port, address=address)
-    environ = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    # With gRPC's support of forks, the client's server may crash while it starts another one.
+    environ = os.environ | {
+        "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=environ
     )
