@@ -222,6 +222,64 @@ def test_a_keras_model_may_return_a_dict() -> None:
     np.testing.assert_array_equal(total, [1, 1])
 
 
+def test_a_resumed_run_of_keras_has_the_gradients_of_all_ranks_in_an_unfinished_step(df: Any, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    from horovod.spark.keras import KerasEstimator
+
+    store = Store.create(str(tmp_path))
+    train, _ = write(df, store, None, ["extra", "label"], None, 3, 6)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    def fit(run_id: str, epochs: int) -> Any:
+        return KerasEstimator(
+            store=store, model=model, optimizer=keras.optimizers.SGD(0.02), loss="mse", feature_cols=["extra"],
+            label_cols=["label"], batch_size=5, epochs=epochs, backward_passes_per_step=2, random_seed=3,
+            backend=Processes(), run_id=run_id, verbose=0,
+        ).fit_on_parquet().getModel()  # fmt: skip
+
+    steps = Reader(train, store, ["label"], 0, 2, 5).steps
+    assert steps % 2 == 1
+    fit("parts", 1)
+    for mine, other in zip(fit("parts", 2).get_weights(), fit("whole", 2).get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
+
+
+def test_a_resumed_run_of_lightning_lowers_the_rate_on_a_plateau_as_the_whole_one_does(df: Any, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    import torch
+
+    from horovod.spark.lightning import TorchEstimator
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(2, 1).double()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = (self.net(batch["extra"])[:, 0] - batch["label"]).square().mean()
+            self.log("loss", loss, on_epoch=True, on_step=False, sync_dist=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 0.01)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
+
+    store, model = Store.create(str(tmp_path)), Module()
+    write(df, store, None, ["extra", "label"], None, 3, 6)
+
+    def fit(run_id: str, epochs: int) -> Any:
+        return TorchEstimator(
+            store=store, model=model, feature_cols=["extra"], label_cols=["label"], batch_size=4, epochs=epochs,
+            random_seed=3, backend=Processes(), run_id=run_id, verbose=0,
+        ).fit_on_parquet()  # fmt: skip
+
+    for epochs in (2, 3):
+        parts = fit("parts", epochs)
+    assert parts.getHistory() == fit("whole", 3).getHistory()
+
+
 @pytest.mark.parametrize("kind", ["array(id)", "features"])
 def test_arrays_and_vectors_choose_no_rows_for_validation(df: Any, tmp_path: Path, kind: str) -> None:
     frame = df.selectExpr("*", "weight as id").selectExpr("features", "extra", "label", f"{kind} as held")

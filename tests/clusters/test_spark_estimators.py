@@ -80,13 +80,14 @@ def test_torch_ranks_train_as_one_process_does(df: Any, tmp_path: Path, weighted
     assert [row.features for row in found] == [row.features for row in sorted(df.collect(), key=lambda r: r.weight)]
 
 
-def test_a_known_run_resumes(df: Any, tmp_path: Path) -> None:
+def test_a_known_run_resumes(df: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In a file system that Spark does not know."""
     store = Store.create("dir://folder", storage_options={"path": str(tmp_path), "target_protocol": "file"})
     whole = torch_estimator(store, backend=Processes(), run_id="whole").fit(df)
     torch_estimator(store, backend=Processes(), run_id="parts", epochs=1).fit(df)
     assert [Path(path).name for path in store.get_checkpoints("parts")] == ["epoch-1.zip"]
-    resumed = torch_estimator(store, backend=Processes(), run_id="parts").fit(df)
+    resumed = torch_estimator(store, backend=Processes(), run_id="parts", verbose=1).fit(df)
+    assert "run 'parts' goes on from its checkpoint" in capfd.readouterr().out
     assert resumed.getHistory() == whole.getHistory()
     assert_same(weights_of(resumed.getModel()), weights_of(whole.getModel()))
     assert [Path(path).name for path in store.get_checkpoints("parts")] == ["epoch-2.zip"]
@@ -174,8 +175,7 @@ def test_columns_that_a_transformation_makes(session: Any, df: Any, tmp_path: Pa
         loss=[torch.nn.functional.mse_loss, torch.nn.L1Loss()], loss_weights=[0.25, 0.75], inmemory_cache_all=True,
     )  # fmt: skip
     fitted = estimator.fit(frame)
-    # Batches hold all rows: the order does not count.
-    alone, optimizer = _copy(model), None
+    alone = _copy(model)  # batches hold all rows: the order does not count
     optimizer = torch.optim.SGD(alone.parameters(), 0.001)
     x, one = torch.from_numpy(np.stack([row[0] for row in rows])), torch.tensor([[float(row[1])] for row in rows])
     two = torch.tensor([row[2] for row in rows], dtype=torch.float64)

@@ -102,6 +102,8 @@ class Training:
         path = broadcast_object(found[-1] if found else "", 0, name="spark.checkpoint")
         if not path:
             return 0, [], None
+        if self.is_loud:  # also for those who have changed the model, which the checkpoint then does not fit
+            print(f"run {run_id!r} goes on from its checkpoint {path}; for a new run take another run_id", flush=True)
         with store.fs.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             return int(re.findall(r"\d+", path)[-1]), json.loads(archive.read(_HISTORY)), archive.read(_STATE)
 

@@ -13,6 +13,8 @@ import keras
 import numpy as np
 
 import horovod.keras as hvd
+from horovod._keras.unsafe import accumulated_gradients
+from horovod.keras.optimizer import innermost
 from horovod.spark.common.reading import Batch, Reader
 from horovod.spark.common.training import Trained, Training, TrainingJob
 
@@ -81,6 +83,9 @@ class _Progress(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(np.asarray(value).tolist())
+        # A resumed run takes rank 0's sums of an unfinished step on all ranks: make them equal, with the same mean.
+        for held in accumulated_gradients(innermost(self.model.optimizer)):
+            held.assign(hvd.allreduce(held))
         self.training.save(epoch + 1, self.history, self._write)
 
     def _write(self, path: str) -> None:

@@ -55,6 +55,15 @@ class _Saver(Checkpoint):
         self.training, self.folder = training, folder
         self.history = list(training.history)
 
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Let ReduceLROnPlateau take the step of the epoch before, which Lightning makes after the checkpoint."""
+        if not self.training.start or not module.automatic_optimization:
+            return
+        for each in trainer.lr_scheduler_configs:
+            is_due = each.interval == "epoch" and self.training.start % each.frequency == 0
+            if each.reduce_on_plateau and is_due and each.monitor in self.history[-1]:
+                each.scheduler.step(self.history[-1][each.monitor])
+
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
         if self.training.params.terminate_on_nan and outputs is not None:
             loss = outputs["loss"] if isinstance(outputs, dict) else outputs
