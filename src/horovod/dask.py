@@ -54,9 +54,7 @@ def run(
     workers = sorted(client.nthreads(), key=lambda address: (_host(address), address))
     size = len(workers) if num_proc is None else num_proc
     if not (is_integer(size) and 0 < size <= len(workers)):
-        raise LaunchError(
-            f"num_proc={num_proc!r}, and the Dask cluster has {len(workers)} workers: one rank runs on each"
-        )
+        raise LaunchError(f"num_proc={num_proc!r}, and the Dask cluster has {len(workers)} workers: one runs each rank")
     if size > 1 and any(worker.startswith("inproc:") for worker in workers):
         raise LaunchError("ranks need processes of their own: start the cluster with processes=True")
     workers = in_rank_order(workers[:size], _host)
