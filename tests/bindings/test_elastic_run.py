@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -335,6 +336,30 @@ def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(
         os.chown(tmp_path, 1234, -1)
         with pytest.raises(InitError, match=r"--checkpoint-dir\): .* the folder belongs to another user \(uid 1234\)"):
             run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+
+
+def test_a_full_disk_is_told_in_one_line_and_nothing_stays_there(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    def is_full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def train(state: ObjectState) -> None:
+        state.commit()
+        monkeypatch.setattr(os, "fsync", is_full)
+        job.answers = [InitError("too few ranks are left")]
+        raise PeerLostError("x")
+
+    monkeypatch.setattr(context, "config", Settings)
+    with pytest.raises(InitError, match="too few"):
+        run(train)(ObjectState(lambda value: value, lambda: 0, batch=0))
+    lines = [record for record in caplog.records if record.levelname == "ERROR"]
+    full = f"the state of step 1 cannot be written to {tmp_path}: [Errno 28] No space left on device"
+    assert [(record.getMessage(), record.exc_info) for record in lines] == [(full, None)]
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_attribute_that_a_checkpoint_lacks_is_named(caplog: pytest.LogCaptureFixture) -> None:

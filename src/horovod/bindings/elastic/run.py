@@ -249,6 +249,8 @@ class _Job:
         if self._folder and state.progress:
             try:
                 path = checkpoint.write(self._folder, state.progress, state.checkpoint())
+            except OSError as error:
+                logger.error("the state of step %d cannot be written to %s: %s", state.progress, self._folder, error)
             except Exception:
                 logger.exception("the state cannot be written to %s", self._folder)
             else:
