@@ -61,6 +61,7 @@ class _Context:
         self.hooks = ErrorHooks(note_exception)
         self.is_beginning = False
         self.has_failed_to_begin = False
+        self.left_at = ""  # place of the last call of shutdown(), such as "at train.py:7"
 
 
 def init(world: World | None = None) -> None:
@@ -174,6 +175,7 @@ def shutdown(how: str = "") -> None:
     """
     _leave(how)
     _close_client()
+    _context.left_at = callsite.here()
 
 
 def _close_client(how: str = "") -> None:
@@ -344,10 +346,11 @@ def join_count() -> int:
 def _not_initialized() -> NotInitializedError:
     said = "Horovod has not been initialized"
     if _context.client is not None and not _context.is_child:
-        return NotInitializedError(
-            f"this process has not joined the other ranks of its elastic job yet, {callsite.here()}: call collectives "
-            f"in a function that is decorated with @hvd.elastic.run"
-        )
+        left, hint = "yet", "call collectives in a function that is decorated with @hvd.elastic.run"
+        if _context.left_at:
+            left, hint = f"since hvd.shutdown() {_context.left_at}", "only hvd.elastic.run joins them"
+        who = "this process has not joined the other ranks of its elastic job"
+        return NotInitializedError(f"{who} {left}, {callsite.here()}: {hint}")
     if _context.world is not None and _context.is_child:
         return NotInitializedError(f"{said}: {process_tree.is_no_rank(_context.world)}")
     with contextlib.suppress(InitError):

@@ -113,6 +113,10 @@ def test_processes_whose_local_ranks_have_changed_may_begin_again() -> None:
         hvd.barrier()
         hvd.shutdown()
         hvd.init()
+        with pytest.raises(
+            NotInitializedError, match=r"since hvd\.shutdown\(\) at .*test_renewal\.py:\d+, at .*: only hvd"
+        ):
+            hvd.barrier()
         seen.append((-1, hvd.local_rank(), -1))
         assert_environment_is_current()
         context.renew(1)
