@@ -381,7 +381,13 @@ def test_samples_are_used_once_when_a_host_is_lost_in_silence(own_cluster: Clust
 
 
 def test_hosts_that_are_still_missing_are_said(tmp_path: Path) -> None:
-    flags = ("-np", "2", "--min-np", "2", "--start-timeout", "1", "--host-discovery-script", "echo localhost:1")
-    ended = horovodrun(*flags, PY, "-c", "import horovod.numpy as hvd; hvd.init(); hvd.elastic.run(lambda s: 0)(0)")
+    flags = ("--min-np", "1", "--start-timeout", "1", "--host-discovery-script", "echo localhost:1")
+    ended = horovodrun("-np", "2", *flags, PY, "-c", "import time; time.sleep(60)")
     assert ended.code != 0
-    assert "horovodrun: waiting for hosts: the script names 1 of at least 2 slots" in ended.err
+    assert "horovodrun: waiting for hosts: the script names 1 of 2 slots" in ended.err
+
+
+def test_spares_without_slots_are_refused() -> None:
+    ended = horovodrun("-np", "2", "--min-np", "1", "--spares", "1", "-H", "localhost:2", PY, "-c", "print(1)")
+    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert "--max-np 2 and --spares 1 are more than the 2 slots of the hosts" in ended.err

@@ -39,6 +39,7 @@ A, B = HostSlots("a", 2), HostSlots("me@b", 3)
         (3, "a:2\n", "Traceback\nboom\n", {}, "ended with exit code 3: boom"),
         (-9, "a:2\n", "", {}, "was killed by SIGKILL"),
         (None, "a:2\n", "", {}, "did not end within 10 s"),
+        (0, ("a:2\n" * (1 << 20))[: 1 << 20], "", {}, "printed 1048576 bytes or more"),
     ],
 )
 def test_answers_of_a_script(

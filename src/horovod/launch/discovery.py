@@ -54,6 +54,8 @@ def read_answer(
         return ScriptAnswer({}, f"did not end within {LIMIT_S:g} s")
     if status:
         return ScriptAnswer({}, f"{how_ended(status)}{last}")
+    if len(out) >= _MOST_BYTES:  # the last line may be cut
+        return ScriptAnswer({}, f"printed {_MOST_BYTES} bytes or more")
     if not out.strip():
         return ScriptAnswer({}, f"printed no host{last}")
     try:

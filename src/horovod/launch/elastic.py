@@ -98,9 +98,6 @@ class ElasticJob(Supervision):
                 options.script, options.slots, self.plan.hostname, self.plan.environ, self._told, self.is_final
             )
             self._answer = self._discovery.start()
-            slots, fewest = sum(offer.slots for offer in self._answer.values()), options.minimum
-            if slots < fewest and not self.is_final():
-                self.say(f"waiting for hosts: the script names {slots} of at least {fewest} slots")
         self._pool.offer(self._answer)
         self._update(is_changed=True)
 
@@ -127,6 +124,9 @@ class ElasticJob(Supervision):
         if self._answer is not self._offers:
             self._offers, is_changed = self._answer, True
             self._pool.offer(self._offers)
+            slots, size = sum(offer.slots for offer in self._offers.values()), self._options.num_proc
+            if slots < size and not self._members.ledger.generation and not self.is_final():
+                self.say(f"waiting for hosts: the script names {slots} of {size} slots")
         ready = self._pool.tend(self.poll)
         self.adopt(ready)
         for problem in self._pool.problems:

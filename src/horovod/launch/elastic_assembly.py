@@ -142,4 +142,9 @@ def _offers(named: Sequence[HostSlots], options: ElasticOptions, own: str) -> di
         raise ValueError(
             f"-np {options.num_proc} is more than the {slots} slots of the hosts; lower it or give the hosts more slots"
         )
+    if options.spares and slots < options.maximum + options.spares:
+        raise ValueError(
+            f"--max-np {options.maximum} and --spares {options.spares} are more than the {slots} slots of the hosts; "
+            "lower --max-np (default: -np), or give the hosts more slots"
+        )
     return offers
