@@ -117,6 +117,8 @@ def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:
     for call in (horovod.spark.run, horovod.spark.run_elastic):
         with pytest.raises(ValueError, match="start_timeout must be a number of seconds, at least 0; received -1"):
             call(_train, (1.0,), num_proc=1, start_timeout=-1)
+    with pytest.raises(ValueError, match="env has a variable that no process can have: 'A=B'='c'"):
+        horovod.spark.run(print, num_proc=1, env={"A=B": "c"})
     with pytest.raises(ValueError, match=r"env must map names of variables to texts; received \{'A': 1\}"):
         horovod.spark.run_elastic(_train, (1.0,), num_proc=1, env={"A": 1})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="nics must be names of network interfaces"):

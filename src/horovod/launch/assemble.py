@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from horovod.rendezvous.service import Service
 
 __all__ = [
-    "Assembly", "Chosen", "access_for", "assemble", "choose_hosts", "interface_names", "interface_settings",
-    "named_hosts", "settings_of",
+    "Assembly", "Chosen", "access_for", "assemble", "choose_hosts", "environment", "interface_names",
+    "interface_settings", "named_hosts", "settings_of",
 ]  # fmt: skip
 
 
@@ -149,6 +149,21 @@ def interface_names(given: Any, argument: str) -> tuple[str, ...]:
     if all(isinstance(name, str) and name for name in found):
         return found
     raise ValueError(f"{argument} must be names of network interfaces, such as ['eth0']; received {given!r}")
+
+
+def environment(given: Any, argument: str) -> dict[str, str]:
+    """Return the environment variables of an argument; None for none.
+
+    Raises:
+        ValueError: names or values that no process can have.
+    """
+    found = {} if given is None else given
+    if not (isinstance(found, Mapping) and all(isinstance(word, str) for pair in found.items() for word in pair)):
+        raise ValueError(f"{argument} must map names of variables to texts; received {given!r}")
+    wrong = [name for name, text in found.items() if not name or "=" in name or "\0" in name + text]
+    if wrong:
+        raise ValueError(f"{argument} has a variable that no process can have: {wrong[0]!r}={found[wrong[0]]!r}")
+    return dict(found)
 
 
 def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ray.train.v2._internal.constants import is_v2_enabled
 
 from horovod import context
 from horovod.bindings.hosted import RETURNED
-from horovod.launch.assemble import interface_names
+from horovod.launch.assemble import environment, interface_names
 from horovod.launch.workers import WorkerJob, in_rank_order
 from horovod.ray.nodes import node_name
 
@@ -55,8 +55,7 @@ class HorovodConfig(BackendConfig):
 
     def __post_init__(self) -> None:
         self.nics = interface_names(self.nics, "nics")
-        if not (isinstance(self.env, Mapping) and all(isinstance(text, str) for text in self.env.values())):
-            raise ValueError(f"env must map names of variables to texts; received {self.env!r}")
+        self.env = environment(self.env, "env")
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from horovod.launch import task
-from horovod.launch.assemble import interface_names, interface_settings
+from horovod.launch.assemble import environment, interface_names, interface_settings
 from horovod.launch.call import sink_of
 from horovod.launch.plan import SCOPE_VARIABLE, Display, LaunchPlan
 from horovod.spark.relay import Registration
@@ -45,15 +45,14 @@ class JobOptions:
         timestamps: bool,
         executable: str | None = None,
     ) -> None:
-        if env is not None and not (isinstance(env, Mapping) and all(isinstance(text, str) for text in env.values())):
-            raise ValueError(f"env must map names of variables to texts; received {env!r}")
+        variables = environment(env, "env")
         for stream, what in ((stdout, "stdout"), (stderr, "stderr")):
             if stream is not None and not hasattr(stream, "write"):
                 raise ValueError(f"{what} must be a text stream, such as open('log', 'w'); received {stream!r}")
         self.name = name
         self.sinks = sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)
         self.interfaces = interface_names(nics, "nics")
-        self.environ = {**interface_settings(self.interfaces), **(env or {})}
+        self.environ = {**interface_settings(self.interfaces), **variables}
         self._is_verbose, self._timestamps, self._executable = verbose > 0, timestamps, executable or ""
 
     def say(self, line: str) -> None:
