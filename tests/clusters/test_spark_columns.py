@@ -137,6 +137,19 @@ def test_a_resumed_run_without_a_seed_has_the_same_rows_for_validation(df: Any, 
     assert seen[0] == seen[1] and seen[1][0] != seen[2][0] and seen[1][1] != seen[2][1]
 
 
+def test_a_resumed_run_of_torch_does_not_repeat_its_random_choices(df: Any, tmp_path: Path) -> None:
+    import torch
+
+    def draw(output: Any, label: Any) -> Any:
+        return torch.rand(())
+
+    for epochs in (1, 2):
+        how = {"backend": Processes(), "run_id": "one", "epochs": epochs, "metrics": [draw]}
+        trained = torch_estimator(Store.create(str(tmp_path)), **how).fit(df)
+    first, second = (record["train"]["draw"] for record in trained.getHistory())
+    assert first != second
+
+
 def test_copies_that_spark_trains_share_no_run(df: Any, tmp_path: Path) -> None:
     class Ranks(Processes):
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
@@ -153,6 +166,23 @@ def test_copies_that_spark_trains_share_no_run(df: Any, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"run_id='one' names the run of one model.* Leave run_id out in Cross"):
         pipeline(run_id="one").copy().fit(df)
     assert list(tmp_path.rglob("*.fit")) == []
+
+
+def test_a_run_is_trained_once_at_a_time(df: Any, tmp_path: Path) -> None:
+    class Ranks(Processes):
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+            with pytest.raises(RequestError, match="another thread trains the run 'one' now"):
+                estimator.fit(df)
+            with pytest.raises(RequestError, match="another thread trains the run 'one' now"):
+                estimator.fit_on_parquet()
+            assert len(list(tmp_path.rglob("*.parquet"))) > 1, "the files of this run are still there"
+            raise InterruptedError
+
+    estimator = torch_estimator(Store.create(str(tmp_path)), backend=Ranks(), run_id="one")
+    write(df, estimator.getStore(), None, ["features", "extra", "label", "held"], "held", 0, 2)
+    for _ in range(2):  # the run may be trained again afterwards
+        with pytest.raises(InterruptedError):
+            estimator.fit(df)
 
 
 @pytest.mark.parametrize("gap", ["x", "pair", "features"])

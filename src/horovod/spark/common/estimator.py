@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -28,6 +29,24 @@ _LEAST = dict.fromkeys((
     "num_proc", "batch_size", "val_batch_size", "epochs", "partitions_per_process", "backward_passes_per_step",
     "train_steps_per_epoch", "validation_steps_per_epoch",
 ), 1) | {"random_seed": 0}  # fmt: skip
+
+
+#: Folders of the runs that this process trains now.
+_training: set[str] = set()
+
+
+@contextlib.contextmanager
+def _alone(path: str, run_id: str) -> Iterator[None]:
+    if path in _training:
+        raise RequestError(
+            f"another thread trains the run {run_id!r} now, and both would use the same files. "
+            "Wait for it, or take another run_id"
+        )
+    _training.add(path)
+    try:
+        yield
+    finally:
+        _training.remove(path)
 
 
 def _is_number(kind: types.DataType) -> bool:
@@ -100,12 +119,13 @@ class HorovodEstimator(Settable, Saved, Estimator):
         seed = self._seed(run_id)
         index = f"{run_id}.fit"
         store, files = value("store"), backend.num_processes() * value("partitions_per_process")
-        try:
-            train, val = write(dataset, store, index, columns, validation, seed, files)
-            return self._run(backend, run_id, seed, train, val)
-        finally:
-            store.delete(store.get_train_data_path(index))
-            store.delete(store.get_val_data_path(index))
+        with _alone(store.get_run_path(run_id), run_id):
+            try:
+                train, val = write(dataset, store, index, columns, validation, seed, files)
+                return self._run(backend, run_id, seed, train, val)
+            finally:
+                store.delete(store.get_train_data_path(index))
+                store.delete(store.get_val_data_path(index))
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: Any = None) -> Any:
         """Train on existing Parquet files in the store's folders of training and validation data.
@@ -128,7 +148,8 @@ class HorovodEstimator(Settable, Saved, Estimator):
         if estimator.getOrDefault("validation"):
             val = find(store, store.get_val_data_path(dataset_idx))
         run_id = estimator._run_id()
-        return estimator._run(backend, run_id, estimator._seed(run_id), train, val)
+        with _alone(store.get_run_path(run_id), run_id):
+            return estimator._run(backend, run_id, estimator._seed(run_id), train, val)
 
     def _values(self) -> Any:
         """Return the parameters as attributes."""

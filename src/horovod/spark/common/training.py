@@ -81,6 +81,11 @@ class Training:
         return bool(self.params.verbose) and self.rank == 0
 
     @property
+    def seed(self) -> int:
+        """Seed of this rank's other random choices, as in dropout: a resumed run must not repeat those it has made."""
+        return self.job.seed + self.rank + 1_000_003 * self.start
+
+    @property
     def epochs(self) -> range:
         """The remaining epochs."""
         return range(self.start, max(self.start, self.params.epochs))

@@ -95,8 +95,8 @@ def _listed(callbacks: Any) -> list[Any]:
 def train(job: TrainingJob) -> Trained | None:
     """Train on this rank."""
     hvd.init()
-    torch.manual_seed(job.seed + hvd.rank())
     training = Training(job, hvd.rank(), hvd.size())
+    torch.manual_seed(training.seed)
     params = training.params
     with tempfile.TemporaryDirectory() as folder:
         saver = _Saver(training, folder)
