@@ -380,10 +380,9 @@ def test_samples_are_used_once_when_a_host_is_lost_in_silence(own_cluster: Clust
     assert [sorted(each) for each in used] == [[*range(102)]] * 2
 
 
-def test_hosts_that_are_still_missing_are_said(tmp_path: Path) -> None:
+def test_hosts_that_are_still_missing_are_said() -> None:
     flags = ("--min-np", "1", "--start-timeout", "1", "--host-discovery-script", "echo localhost:1")
-    ended = horovodrun("-np", "2", *flags, PY, "-c", "import time; time.sleep(60)")
-    assert ended.code != 0
+    ended = horovodrun("-np", "2", *flags, PY, "-c", "print(1)")
     assert "horovodrun: waiting for hosts: the script names 1 of 2 slots" in ended.err
 
 
