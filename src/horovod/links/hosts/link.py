@@ -183,7 +183,7 @@ def _in_local_ranks(world: World, number: int) -> Iterator[None]:
         told, is_first_lost = InitError(f"{where}: {error}"), False
     if world.local_rank == 0 or is_first_lost:
         report_failure(world, number, told)
-    raise told
+    raise told from None
 
 
 def _lead(world: World, settings: Config, number: int, meeting: HostMeeting) -> MetHosts:
