@@ -102,6 +102,15 @@ def test_a_call_that_ends_after_shutdown_is_no_loss_of_the_next_job() -> None:
     assert adapter._lost == {}
 
 
+def test_the_end_of_an_actor_is_a_part_of_a_sentence() -> None:
+    from ray.exceptions import RayActorError
+
+    from horovod.ray.failures import how_lost
+
+    said = "The actor died unexpectedly before finishing this task.\n\tThe actor is dead because of `ray.kill`.\n"
+    assert how_lost(RayActorError(error_msg=said)) == "died: The actor is dead because of `ray.kill`"
+
+
 def test_an_interrupt_between_the_calls_of_two_ranks_ends_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 

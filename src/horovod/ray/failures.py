@@ -36,7 +36,7 @@ def how_lost(error: BaseException) -> str:
     if "worker process has died" in text:
         return f"died{f' (pid {pid[1]})' if pid else ''}: {_KILLED}{_ADVICE}"
     last = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"died: {last[-1] if last else type(error).__name__}"
+    return f"died: {last[-1].rstrip('.') if last else type(error).__name__}"  # a sentence of ours goes on
 
 
 def is_node_lost(error: BaseException) -> bool:
