@@ -30,7 +30,7 @@ import os, threading, time
 failures = []
 def elsewhere():
     try:
-        session.execute("open(PATH, 'w'); time.sleep(1000)")
+        session.execute("hvd.rank() or open(PATH, 'w'); time.sleep(1000)")
     except Exception as error:
         failures.append(repr(error))
 thread = threading.Thread(target=elsewhere)
@@ -203,9 +203,9 @@ async def _ordinary(kernel: Kernel) -> None:
     assert "DeadlockError" in shown and "have met again" in shown
     assert await kernel.value("%%hvd\nhvd.allreduce(np.ones(2), op=hvd.Sum).tolist()") == [2.0, 2.0]
 
-    # The stop button, in Python and in a collective that one rank never calls.
+    # The stop button, in Python and in a collective that one rank never calls; ranks hear it once they run the cell.
     for body in ("MARK\n    while True: time.sleep(0.01)", "MARK; hvd.allreduce(np.ones(2), name='late')"):
-        body = f"%%hvd\nif hvd.rank() == 0:\n    {body}\nelse:\n    time.sleep(1000)"
+        body = f"%%hvd\nhvd.barrier()\nif hvd.rank() == 0:\n    {body}\nelse:\n    time.sleep(1000)"
         cell = await kernel.run(body, kernel.interrupt)
         assert "KeyboardInterrupt: the cell was interrupted on all ranks" in errors(cell), errors(cell)
         assert await kernel.value("%%hvd\nhvd.allreduce(np.ones(2), op=hvd.Sum).tolist()") == [2.0, 2.0]
@@ -248,8 +248,10 @@ async def _losses(kernel: Kernel) -> None:
         (kernel.folder / "mark").unlink()
         await kernel.interrupt()
 
+    # One rank marks, whenever an interrupt is sure to leave it in the loop: a late mark would be taken for another one.
     cell = await kernel.run(
-        "%%hvd\nMARK\nwhile True:\n    try:\n        time.sleep(1000)\n    except KeyboardInterrupt:\n        MARK",
+        "%%hvd\nwhile True:\n    try:\n        if hvd.rank() == 0:\n            MARK\n        time.sleep(1000)\n"
+        "    except KeyboardInterrupt:\n        pass",
         twice,
     )
     assert "a second interrupt, or close(), ended all" in errors(cell), errors(cell)
@@ -288,7 +290,11 @@ async def _losses(kernel: Kernel) -> None:
 
 
 HOSTS = """\
-import horovod, os, signal, threading
+import horovod, os, signal, threading, time
+def interrupt_when_there(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
 session = horovod.interactive(np=3, hosts="a:2,b:1")
 ---
 %%hvd
@@ -307,8 +313,8 @@ if hvd.rank() == 2:
     raise ValueError("bad shard")
 hvd.allreduce(np.ones(2))
 ---
-threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
-get_ipython().run_cell_magic("hvd", "", "time.sleep(1000)")
+threading.Thread(target=interrupt_when_there, args=["FOLDER/cell"]).start()
+get_ipython().run_cell_magic("hvd", "", "hvd.barrier()\\nhvd.rank() or open('FOLDER/cell', 'w')\\ntime.sleep(1000)")
 ---
 %%hvd
 hvd.allreduce(np.ones(2), op=hvd.Sum).tolist()
@@ -324,15 +330,15 @@ def job():
     return hvd.allreduce(np.ones(1) * hvd.rank(), op=hvd.Sum).tolist(), hvd.cross_size()
 horovod.run(job, np=2, hosts="a:1,b:1")
 ---
-threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
-horovod.run(lambda: __import__("time").sleep(1000), np=2, hosts="a:1,b:1")
+threading.Thread(target=interrupt_when_there, args=["FOLDER/job"]).start()
+horovod.run(lambda: (open("FOLDER/job", "w"), __import__("time").sleep(1000)), np=2, hosts="a:1,b:1")
 """
 
 
 def test_ranks_of_a_notebook_on_two_hosts(tmp_path: Path) -> None:
     if reason := namespaces.why_not():
         pytest.skip(reason)
-    cells = [nbformat.v4.new_code_cell(source) for source in HOSTS.split("---\n")]
+    cells = [nbformat.v4.new_code_cell(source) for source in HOSTS.replace("FOLDER", str(tmp_path)).split("---\n")]
     path = tmp_path / "hosts.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     run = [sys.executable, "-m", "jupyter", "execute", "--inplace", "--allow-errors", "--timeout=300", str(path)]
