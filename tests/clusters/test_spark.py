@@ -58,6 +58,8 @@ def _train(scale: float, fails: int = -1, kills: str = "", log: str = "") -> tup
     print(f"rank {hvd.rank()} is here")
     if hvd.rank() == fails:
         raise ValueError(f"rank {fails} has no data")
+    if kills:
+        hvd.barrier()  # all have written their line
     if hvd.rank() == 1 and kills:
         _kill_above(kills)
         signal.pause()
