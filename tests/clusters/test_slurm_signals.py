@@ -90,11 +90,11 @@ def lines_of(slurm: Slurm, folder: Path, job: str, start: str, count: int) -> li
     return found
 
 
-def begin_soon(slurm: Slurm, job: str, limit_min: int) -> None:
+def begin_soon(slurm: Slurm, job: str) -> None:
     """Let a requeued job begin: Slurm makes it wait for two minutes, and slurmd for a second after its end."""
     shown = awaited(slurm, job, lambda shown: shown["JobState"] == "PENDING" and shown["Reason"] == "BeginTime")
     assert shown["JobState"] == "PENDING", shown
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3", f"TimeLimit={limit_min}")
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3", "TimeLimit=9")
 
 
 def test_the_job_script_of_the_page_repeats_cpus_per_task(slurm: Slurm, tmp_path: Path) -> None:
@@ -107,16 +107,18 @@ def test_the_job_script_of_the_page_repeats_cpus_per_task(slurm: Slurm, tmp_path
 
 
 def test_a_preempted_job_and_one_at_its_time_limit_go_on_after_requeue(slurm: Slurm, folder: Path) -> None:
-    """Of a limit of one minute, Slurm sends --signal at its first check."""
     job = submitted(slurm, folder, ELASTIC, "--time=9", TIMES="2")
     lines_of(slurm, folder, job, "begun 0 ", 2)
     slurm.run("srun", "--partition=urgent", "-N3", "--exclusive", "true")
     first = lines_of(slurm, folder, job, "left 0 ", 2)
-    begin_soon(slurm, job, 1)
+    begin_soon(slurm, job)
     again = lines_of(slurm, folder, job, "begun 1 ", 2)
     assert again == [f"begun 1 at {first[0].split()[-1]}, 2 ranks of job {job}"] * 2
-    second = lines_of(slurm, folder, job, "left 1 ", 2)  # by --signal
-    begin_soon(slurm, job, 9)
+    # Slurm sends --signal=TERM@120 at its next check. The ranks have one minute at least.
+    minutes = int(awaited(slurm, job, lambda shown: True)["RunTime"].split(":")[1])
+    slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes + 2}")
+    second = lines_of(slurm, folder, job, "left 1 ", 2)
+    begin_soon(slurm, job)
     shown = awaited(slurm, job)
     assert (shown["Restarts"], shown["ExitCode"]) == ("2", "0:0"), (folder / "out").read_text()
     steps = int(second[0].split()[-1])

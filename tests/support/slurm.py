@@ -54,7 +54,7 @@ SchedulerParameters=sched_min_interval=0,sched_interval=1,bf_interval=1
 {nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=all Nodes=a,b,c Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES PriorityTier=1 GraceTime=20
+PartitionName=all Nodes=a,b,c Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES PriorityTier=1 GraceTime=300
 PartitionName=urgent Nodes=a,b,c MaxTime=INFINITE State=UP PriorityTier=2
 """
 
