@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from leaks import Belongings, leaked_since
+from ports import held_port
 
 from horovod.errors import LaunchError
 
@@ -52,17 +52,16 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": _STORE}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    cluster = Cluster(True, head_node_args={**node, "include_dashboard": False, "ray_client_server_port": port})
-    cluster.client_port = port
-    try:
-        cluster.add_node(**node)
-        ray.init(address=cluster.address, log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with held_port() as port:
+        cluster = Cluster(True, head_node_args={**node, "include_dashboard": False, "ray_client_server_port": port})
+        cluster.client_port = port
+        try:
+            cluster.add_node(**node)
+            ray.init(address=cluster.address, log_to_driver=False)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 def _executor(wait_s: int = 60, **kwargs: Any) -> Any:

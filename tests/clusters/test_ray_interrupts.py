@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import held_port
 
 pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 
@@ -96,17 +96,16 @@ cluster.shutdown()
 
 @pytest.mark.parametrize("through_client", [False, True], ids=["in-the-cluster", "client"])
 def test_an_interrupt_ends_the_ranks(through_client: bool, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = f"ray://127.0.0.1:{port}" if through_client else ""
-    script = _SCRIPT.format(begun=str(tmp_path / "begun"), port=port, address=address)
     # With gRPC's support of forks, the client's server may crash while it starts another one.
     environ = os.environ | {
         "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=environ
-    )
+    with held_port() as port:
+        address = f"ray://127.0.0.1:{port}" if through_client else ""
+        script = _SCRIPT.format(begun=str(tmp_path / "begun"), port=port, address=address)
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=environ
+        )
     interrupted, refused, *again = done.stdout.splitlines()
     assert interrupted == "interrupted"
     assert "call shutdown(), then start()" in refused if through_client else "call start() first" in refused

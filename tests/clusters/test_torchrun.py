@@ -6,10 +6,11 @@ import itertools
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from ports import held_port
 
 TRAIN = """
 import os, signal
@@ -41,8 +42,6 @@ print(f"rank {hvd.rank()} of {hvd.size()}: {state.w.tolist()}\\n", end="", flush
 def test_ranks_of_other_hosts_go_on(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     environ = {
         **os.environ,
         "HOROVOD_ELASTIC": "1",
@@ -50,16 +49,17 @@ def test_ranks_of_other_hosts_go_on(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
-    words += ["--master-addr=127.0.0.1", f"--master-port={port}"]
     agents = []
-    for node in (0, 1):
-        with (tmp_path / f"err.{node}").open("w") as err:
-            command = [*words, f"--node-rank={node}", str(script)]
-            agents.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environ))
-    lines = sorted(itertools.islice(agents[0].stdout, 2))
-    agents[0].terminate()  # it would wait 300 s for the other agent
-    for agent in agents:
-        agent.communicate(timeout=240)
+    with held_port() as port:
+        words += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+        for node in (0, 1):
+            with (tmp_path / f"err.{node}").open("w") as err:
+                command = [*words, f"--node-rank={node}", str(script)]
+                agents.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environ))
+        lines = sorted(itertools.islice(agents[0].stdout, 2))
+        agents[0].terminate()  # it would wait 300 s for the other agent
+        for agent in agents:
+            agent.communicate(timeout=240)
     said = [(tmp_path / f"err.{node}").read_text() for node in (0, 1)]
     assert lines == [f"rank {rank} of 2: {[30.0] * 3}\n" for rank in (0, 1)], said
     assert agents[1].returncode == 1
