@@ -25,7 +25,7 @@ from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
 from spark_fits import Processes, df, session, torch_estimator
 
-from horovod.errors import RequestError
+from horovod.errors import LaunchError, RequestError
 from horovod.spark.common.columns import from_pandas
 from horovod.spark.common.reading import ParquetTable, Reader
 from horovod.spark.common.store import Store
@@ -308,6 +308,12 @@ def test_a_resumed_run_of_lightning_lowers_the_rate_on_a_plateau_as_the_whole_on
     for epochs in (2, 3):
         parts = fit("parts", epochs)
     assert parts.getHistory() == fit("whole", 3).getHistory()
+
+
+def test_too_few_slots_are_told_before_the_data_frame_is_computed(df: Any, tmp_path: Path) -> None:
+    rows = df.selectExpr("features", "extra", "cast(raise_error('computed') as double) as label", "held")
+    with pytest.raises(LaunchError, match=r"num_proc=3, and the Spark application has 2 slots \(local\[2\]"):
+        torch_estimator(Store.create(str(tmp_path)), num_proc=3).fit(rows)
 
 
 @pytest.mark.parametrize("kind", ["array(id)", "features"])

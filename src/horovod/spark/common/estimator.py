@@ -14,7 +14,8 @@ from pyspark.ml import Estimator
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types
 
-from horovod.errors import RequestError
+from horovod.errors import LaunchError, RequestError
+from horovod.spark.application import Application
 from horovod.spark.common.backend import Backend, SparkBackend
 from horovod.spark.common.params import ESTIMATOR, Settable, has_params
 from horovod.spark.common.persistence import Saved
@@ -118,7 +119,10 @@ class HorovodEstimator(Settable, Saved, Estimator):
         run_id = self._run_id()
         seed = self._seed(run_id)
         index = f"{run_id}.fit"
-        store, files = value("store"), backend.num_processes() * value("partitions_per_process")
+        size, store = backend.num_processes(), value("store")
+        if isinstance(backend, SparkBackend) and (why := Application().shortage(size)):
+            raise LaunchError(why)  # before Spark computes the DataFrame
+        files = size * value("partitions_per_process")
         with _alone(store.get_run_path(run_id), run_id):
             try:
                 train, val = write(dataset, store, index, columns, validation, seed, files)
