@@ -111,3 +111,15 @@ def test_models_made_one_after_the_other_are_told_apart() -> bool:
             hvd.DistributedGradientTape(tape).gradient(loss, weight)
         del weight, tape, loss
     return is_again
+
+
+@on_ranks(3, framework="tensorflow", returns=[3.0, 3.0, 2.0])
+def test_a_step_of_some_ranks_does_not_count_as_the_first_step_of_all() -> float:
+    weight = tf.Variable(0.0)
+    some = hvd.add_process_set([0, 1])
+    for members in (some, hvd.global_process_set, hvd.global_process_set):
+        if members.included():
+            with tf.GradientTape() as tape:
+                loss = weight * 1.0
+            weight.assign_add(hvd.DistributedGradientTape(tape, process_set=members).gradient(loss, weight))
+    return float(weight)
