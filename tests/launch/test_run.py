@@ -146,6 +146,22 @@ def test_wrong_arguments(arguments: dict[str, Any], said: str) -> None:
         horovod.run(lambda: None, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((2,), "^args must be a list or tuple of the function's arguments; received int. The number .* is num_proc$"),
+        (("abc",), "^args must be a list or tuple .* received str"),
+        (({"x": 1},), "^args must be a list or tuple .* received dict"),
+        (((), 2), "^kwargs must be a dict of the function's named arguments; received int$"),
+        (((), [1]), "^kwargs must be a dict .* received list$"),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_function_that_are_none(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        horovod.run(lambda *_: None, *arguments)
+
+
 @pytest.mark.parametrize(("work", "said"), [(3, "must be callable"), (threading.Lock().acquire, "cannot send")])
 def test_what_cannot_be_called_or_sent(work: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from horovod.errors import LaunchError
@@ -18,17 +18,24 @@ from horovod.launch.report import Outcome, report
 __all__ = ["check_outcome", "elastic_results_of", "pack", "results_of", "sink_of"]
 
 
-def pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def pack(func: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """Serialize a call with the caller's module path; see ``task.pack_call``.
 
     Raises:
-        ValueError: the function is not callable, or the call cannot be pickled.
+        ValueError: the function is not callable, its arguments are not given as such, or the call cannot be pickled.
     """
     if not callable(func):
         raise ValueError(f"func must be callable; received {type(func).__name__}")
+    if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+        raise ValueError(
+            f"args must be a list or tuple of the function's arguments; received {type(args).__name__}. "
+            "The number of processes is num_proc"
+        )
+    if not isinstance(kwargs, Mapping | None):
+        raise ValueError(f"kwargs must be a dict of the function's named arguments; received {type(kwargs).__name__}")
     paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
     try:
-        return task.pack_call(func, args, kwargs, paths)
+        return task.pack_call(func, tuple(args), dict(kwargs or {}), paths)
     except Exception as error:  # pickling runs the objects' own code
         raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
 

@@ -125,7 +125,7 @@ def run(
         chosen = choose_hosts(hosts or "", hostfile or "", size, elastic is not None and bool(elastic.script))
         access = Access(command[0], ssh_port or 0, ssh_identity_file or "", interfaces=names, starters=chosen.starters)
         request = LaunchRequest(command, size, os.environ, flags=settings, output_dir=output_filename or "")
-        call = pack(func, tuple(args), dict(kwargs or {}))
+        call = pack(func, args, kwargs)
         if elastic is not None:
             return _run_elastic(request, elastic, chosen.named, access, call)
         with contextlib.closing(_ready(request, chosen.places, access, bool(use_mpi))) as assembly:

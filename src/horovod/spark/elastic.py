@@ -77,7 +77,7 @@ def run_elastic(
             start the tasks in time.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
     """
-    call = pack(fn, tuple(args), dict(kwargs or {}))
+    call = pack(fn, args, kwargs)
     name = "horovod.spark.run_elastic"
     options = JobOptions(name, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp)
     seconds(elastic_timeout, "elastic_timeout")

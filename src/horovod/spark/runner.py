@@ -71,7 +71,7 @@ def run(
     """
     if use_mpi:
         raise ValueError("use_mpi: the ranks of horovod.spark.run need no MPI; leave it out")
-    call = pack(fn, tuple(args), dict(kwargs or {}))
+    call = pack(fn, args, kwargs)
     name, timestamps = "horovod.spark.run", prefix_output_with_timestamp
     options = JobOptions(name, env, stdout, stderr, verbose, nics, timestamps, executable)
     tasks = RankTasks(options, num_proc, None, start_timeout, runs_again=False)
