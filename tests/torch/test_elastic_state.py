@@ -385,3 +385,8 @@ def test_a_sampler_keeps_an_epoch_that_has_begun(job: Job) -> None:
     sampler.record_batch(0, 3)
     sampler.set_epoch(4)
     assert sampler.processed_num == 0
+
+
+def test_a_training_function_needs_a_state() -> None:
+    with pytest.raises(ValueError, match=rf"needs a state first. Received: Linear \(at {__file__}:"):
+        hvd.elastic.run(lambda _: None)(torch.nn.Linear(1, 1))

@@ -16,6 +16,7 @@ from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic import checkpoint, generators, leave
 from horovod.bindings.elastic.notifications import notification_manager
 from horovod.bindings.elastic.state import State
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.errors import (
@@ -75,6 +76,8 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..., R]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+        if not isinstance(state, State):
+            raise wrong_argument(f"a function of hvd.elastic.run needs a state first. Received: {type_name(state)}")
         notification_manager.init()
         notification_manager.register_listener(state)
         try:
