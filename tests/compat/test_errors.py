@@ -70,6 +70,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "adasum of integers": (lambda: hvd.allreduce(rows(3).int(), op=hvd.Adasum), "Adasum of int32 tensors"),
     "op and average": (lambda: hvd.allreduce(rows(3), average=True, op=hvd.Sum), "op parameter supersedes average"),
     "op": (lambda: hvd.allreduce(rows(3), op=9), "op must be Average, Sum"),
+    "op of torch.distributed": (
+        lambda: hvd.allreduce(rows(3), op=torch.distributed.ReduceOp.SUM), "op must be Average, Sum"
+    ),
+    "op as truth value": (lambda: hvd.allreduce(rows(3), op=True), "op must be Average, Sum"),
     "name as average": (lambda: hvd.allreduce(rows(3), "loss"), "did you mean name='loss'?"),
     "op as average": (lambda: hvd.allreduce(rows(3), hvd.Average), "did you mean op=hvd.Average?"),
     "number of a set": (lambda: hvd.allreduce(rows(3), process_set=0), "process_set must be a ProcessSet"),

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
 from horovod.core.requests import ReduceOp
@@ -64,10 +66,10 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
             return op
         if op is None:
             return ReduceOp.AVERAGE
-        try:
+        # Other libraries number theirs differently: torch.distributed's SUM is 0, which is Average here.
+        if isinstance(op, int | np.integer) and not isinstance(op, bool) and op in list(ReduceOp):
             return ReduceOp(op)
-        except ValueError:
-            raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}") from None
+        raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}")
     given: object = average  # Horovod's second argument is easily mistaken for another one
     if isinstance(given, (str, ReduceOp)):
         meant = f"name={given!r}" if isinstance(given, str) else f"op=hvd.{given.name.capitalize()}"
