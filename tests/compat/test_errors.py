@@ -93,6 +93,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "splits of two dimensions": (lambda: hvd.alltoall(rows(2), torch.ones(1, 2).int()), "one-dimensional"),
     "empty group": (lambda: hvd.grouped_allreduce([]), "empty list"),
     "unregistered set": (lambda: hvd.allreduce(rows(2), process_set=hvd.ProcessSet([0])), "not registered"),
+    "unregistered set of a layer": (
+        lambda: hvd.SyncBatchNorm(3, process_set=hvd.ProcessSet([0, 1]))(torch.ones(2, 3)), "not registered"
+    ),
+    "ranks as set of a layer": (lambda: hvd.SyncBatchNorm(3, process_set=[0, 1]), "process_set must be a ProcessSet"),
     "poll": (lambda: hvd.poll(12345), "12345"),
     "set again": (lambda: hvd.add_process_set([1, 0]), "already form process set 0"),
     "set out of range": (lambda: hvd.add_process_set([0, 7]), "do not exist"),

@@ -63,6 +63,8 @@ def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
             query(hvd.ProcessSet([0]).process_set_id)  # not registered
     with tf.GradientTape() as tape, pytest.raises(ValueError, match="must be a ProcessSet"):
         hvd.DistributedGradientTape(tape, process_set=[0])
+    with pytest.raises(ValueError, match="must be a ProcessSet"):
+        hvd.SyncBatchNormalization(process_set=[0])
 
 
 @on_ranks(1, framework="tensorflow")
@@ -121,6 +123,10 @@ def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
             run(lambda x, odd=odd: hvd.allreduce(odd))
     with pytest.raises(ValueError, match="op must be"):
         run(lambda x: hvd.allreduce(x, op=99))
+    layer = hvd.SyncBatchNormalization(process_set=hvd.ProcessSet([0, 1]))
+    layer.build((None, 3))
+    with pytest.raises(ValueError, match="not registered"):
+        run(lambda x: layer(x[None], training=True))
 
 
 @on_ranks(2, framework="tensorflow")

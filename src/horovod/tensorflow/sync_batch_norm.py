@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
-from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
 from horovod.bindings.reductions import Reduction
+from horovod.bindings.submission import id_of
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import collectives
 
@@ -29,7 +30,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         **kwargs: arguments of Keras' BatchNormalization.
 
     Raises:
-        ValueError: ``fused`` is not False.
+        ValueError: ``fused`` is not False, or ``process_set`` is not a process set.
     """
 
     def __init__(self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -40,14 +41,15 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         super().__init__(**kwargs)
         # Otherwise tf_keras uses an image kernel that never calls ``_moments``.
         self.fused = False
+        id_or_none(process_set)
         self.process_set = process_set
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return mean and variance; Keras 3 passes the mask, tf_keras the axes and ``keep_dims``."""
-        size = self.process_set.size() if context.is_initialized() else None
         # In an elastic job, a function traced with one rank may later run with several.
-        if size is None or (size == 1 and not context.is_elastic()):
+        if not context.is_initialized() or (self.process_set.size() == 1 and not context.is_elastic()):
             return super()._moments(inputs, *args, **kwargs)
+        id_of(self.process_set)  # an error if it is not registered
         names = ("mask",) if hasattr(self, "_reduction_axes") else ("reduction_axes", "keep_dims", "mask")
         given = dict(zip(names, args, strict=False)) | kwargs
         axes = list(given.get("reduction_axes") or self._reduction_axes)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
 from horovod.core.requests import ReduceOp
 from horovod.torch.gradients import Saved, once
 from horovod.torch.runtime import comm
@@ -38,6 +38,9 @@ class SyncBatchNorm(_BatchNorm):
         process_set: ranks that take part.
         device: device of the parameters.
         dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: ``process_set`` is not a process set.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         keep_out_of_graphs()
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        id_or_none(process_set)
         self.process_set = process_set
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -71,11 +75,12 @@ class SyncBatchNorm(_BatchNorm):
         """Normalize; collective over the process set while training.
 
         Raises:
-            ValueError: the input's shape does not fit; or all ranks together have only one value per channel.
+            ValueError: the input's shape does not fit; all ranks together have only one value per channel; or the
+                process set is not registered.
             PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         """
         self._check_input_dim(input)
-        if not (self.training and comm.is_initialized() and (self.process_set.size() or 1) > 1):
+        if not (self.training and comm.is_initialized() and self.process_set.size() != 1):
             return super().forward(input)
         output, mean, variance, count = _normalize(input, self.weight, self.bias, self.eps, self.process_set)
         if self.track_running_stats:
