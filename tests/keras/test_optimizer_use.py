@@ -59,6 +59,20 @@ def test_ranks_of_a_process_set_train_together_and_others_alone() -> tuple[bool,
 
 
 @pytest.mark.slow
+@on_ranks(3, returns=[True] * 3, given=["backend"])
+def test_all_ranks_train_together_after_some_of_them_have() -> bool:
+    from keras_models import data, is_same_everywhere, small
+
+    x, y = (values[hvd.rank() * 16 :][:16] for values in data())
+    some = hvd.add_process_set([0, 2])
+    for process_set in (some, hvd.global_process_set):
+        model = small(seed=0)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=process_set), "mse")
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return is_same_everywhere(model.get_weights())
+
+
+@pytest.mark.slow
 @on_ranks(2, returns=[[True] * 7] * 2, given=["backend"])
 def test_files_name_the_plain_optimizer_and_go_on_as_a_distributed_one(tmp_path: Path) -> list[bool]:
     from keras_models import fit, is_same_everywhere, small

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,8 +26,9 @@ __all__ = ["REMEDY", "GradientReduction"]
 _comm = Collectives(NumpyAdapter())
 #: Numbers for optimizers in order of creation.
 _created = itertools.count(1)
-#: For each engine, the numbers for optimizers in order of first use; per engine because init() counts may differ.
-_numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
+#: For each engine and process set, the numbers for optimizers in order of first use: init() counts may differ between
+#: ranks, and so may the sets that a rank belongs to.
+_numbers: weakref.WeakKeyDictionary[Any, defaultdict[int | None, Iterator[int]]] = weakref.WeakKeyDictionary()
 
 _SAME_NUMBER = (
     "give every rank the same number of batches: pass steps_per_epoch= (the smallest of all ranks), drop the last "
@@ -66,10 +68,13 @@ class GradientReduction:
             self._name = f"DistributedOptimizer.{self.number}"
         elif not self._name:
             engine = context.engine()
-            number = next(_numbers.setdefault(engine, itertools.count(1)))
+            members = self.settings.process_set.process_set_id
+            number = next(_numbers.setdefault(engine, defaultdict(lambda: itertools.count(1)))[members])
             meeting = engine.link.generation.number
             # Use only characters that TensorFlow allows in node names.
             self._name = "DistributedOptimizer" + (f".{number}" if number > 1 else "")
+            # A node's name must not depend on the nodes of other sets, which only some ranks have in their graph.
+            self._name += f".of_set_{members}" if members else ""
             self._name += f".after_{meeting - 1}_shutdowns" if meeting > 1 else ""
         return self._name
 
