@@ -28,7 +28,7 @@ _comm = Collectives(NumpyAdapter())
 _created = itertools.count(1)
 #: For each engine and process set, the numbers for optimizers in order of first use: init() counts may differ between
 #: ranks, and so may the sets that a rank belongs to.
-_numbers: weakref.WeakKeyDictionary[Any, defaultdict[int | None, Iterator[int]]] = weakref.WeakKeyDictionary()
+_numbers: weakref.WeakKeyDictionary[Any, defaultdict[tuple[int, ...], Iterator[int]]] = weakref.WeakKeyDictionary()
 
 _SAME_NUMBER = (
     "give every rank the same number of batches: pass steps_per_epoch= (the smallest of all ranks), drop the last "
@@ -68,13 +68,14 @@ class GradientReduction:
             self._name = f"DistributedOptimizer.{self.number}"
         elif not self._name:
             engine = context.engine()
-            members = self.settings.process_set.process_set_id
+            process_set = self.settings.process_set
+            members = tuple(process_set.ranks or ())  # the id of a removed set is used again
             number = next(_numbers.setdefault(engine, defaultdict(lambda: itertools.count(1)))[members])
             meeting = engine.link.generation.number
             # Use only characters that TensorFlow allows in node names.
             self._name = "DistributedOptimizer" + (f".{number}" if number > 1 else "")
             # A node's name must not depend on the nodes of other sets, which only some ranks have in their graph.
-            self._name += f".of_set_{members}" if members else ""
+            self._name += f".of_set_{process_set.process_set_id}" if process_set.process_set_id else ""
             self._name += f".after_{meeting - 1}_shutdowns" if meeting > 1 else ""
         return self._name
 

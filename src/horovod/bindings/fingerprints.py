@@ -53,7 +53,7 @@ def compare_once(
     Blocks at the first call until all members called.
     """
     done = _compared.setdefault(context.engine(), set())
-    key = (name, tuple(names), process_set.process_set_id)
+    key = (name, tuple(names), tuple(process_set.ranks or ()))
     # In an elastic job new ranks would compare alone; there the state synchronizes the values.
     if key in done or context.join_count() or context.is_elastic():
         return

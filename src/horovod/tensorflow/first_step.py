@@ -65,7 +65,7 @@ def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -
     if first not in known:
         # Python may reuse the id of a deleted variable, and only on some ranks.
         known[first] = weakref.ref(variables[0], lambda _: known.pop(first, None)), set()
-    begun, key = known[first][1], (name, len(variables), process_set.process_set_id)
+    begun, key = known[first][1], (name, len(variables), tuple(process_set.ranks or ()))
     if (*key, "compared") in begun:
         return
     if tf.executing_eagerly():
