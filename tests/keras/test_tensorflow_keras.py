@@ -175,7 +175,7 @@ def test_batch_norm_of_tf_keras_takes_all_shapes_and_can_be_saved(tmp_path: Path
     found = []
     for shape in ((8, 3), (8, 4, 4, 3)):
         x = np.random.default_rng(0).normal(size=shape).astype("float32")
-        model = tf.keras.Sequential([hvd.SyncBatchNormalization()])
+        model = tf.keras.Sequential([hvd.SyncBatchNormalization(name="norm")])
         model.build((None, *shape[1:]))
         normal = model(x[hvd.rank() :: 2], training=True)
         axes = tuple(range(len(shape) - 1))

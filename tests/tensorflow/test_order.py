@@ -131,7 +131,7 @@ def _scopes_that_are_left_out() -> None:
 
 def _batch_norm_of_two_batches() -> None:
     rank, size = hvd.rank(), hvd.size()
-    layer = hvd.SyncBatchNormalization(epsilon=1e-3)
+    layer = hvd.SyncBatchNormalization(name="norm", epsilon=1e-3)
     layer.build((None, 3))
     everything = np.random.default_rng(1).normal(size=(2, 4 * size, 3)) * [[[1.0]], [[9.0]]]
     batches = [tf.constant(batch[rank::size], tf.float32) for batch in everything]
