@@ -210,8 +210,9 @@ def test_calls_in_the_wrong_order_are_refused(cluster: Any) -> None:
         _executor(num_workers=1).run(int)
     elastic = _executor(min_workers=1)
     elastic.start()
-    with pytest.raises(ValueError, match="must be callable; received None"):
-        elastic.run(None)
+    for wrong, said in (((None,), "must be callable; received None"), ((int, 3), "args must be a list .*received int")):
+        with pytest.raises(ValueError, match=said):
+            elastic.run(*wrong)
     for call in (elastic.run_remote, elastic.execute_single):
         with pytest.raises(NotImplementedError, match="elastic"):
             call(int)

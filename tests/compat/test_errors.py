@@ -98,6 +98,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "ranks as set of a layer": (lambda: hvd.SyncBatchNorm(3, process_set=[0, 1]), "process_set must be a ProcessSet"),
     "poll": (lambda: hvd.poll(12345), "12345"),
+    "groups without lists": (
+        lambda: hvd.DistributedOptimizer(sgd := torch.optim.SGD([rows(2)]), groups=sgd.param_groups[0]["params"]),
+        "Received: ['Tensor']",
+    ),
+    "optimizer before model": (lambda: hvd.uneven_inputs(torch.optim.SGD([rows(2)])).__enter__(), "in this order"),
     "set again": (lambda: hvd.add_process_set([1, 0]), "already form process set 0"),
     "set out of range": (lambda: hvd.add_process_set([0, 7]), "do not exist"),
     "rank twice": (lambda: hvd.add_process_set([0, 0]), "duplicate"),

@@ -15,14 +15,14 @@ from horovod.launch.output import FileSink, OutputSink, TextSink
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.report import Outcome, report
 
-__all__ = ["check_outcome", "elastic_results_of", "pack", "results_of", "sink_of"]
+__all__ = ["check_call", "check_outcome", "elastic_results_of", "pack", "results_of", "sink_of"]
 
 
-def pack(func: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Serialize a call with the caller's module path; see ``task.pack_call``.
+def check_call(func: object, args: object, kwargs: object) -> None:
+    """Check the arguments of a function that calls ``func(*args, **kwargs)`` on all ranks.
 
     Raises:
-        ValueError: the function is not callable, its arguments are not given as such, or the call cannot be pickled.
+        ValueError: the function is not callable, or its arguments are not given as such.
     """
     if not callable(func):
         raise ValueError(f"func must be callable; received {type(func).__name__}")
@@ -33,6 +33,15 @@ def pack(func: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any
         )
     if not isinstance(kwargs, Mapping | None):
         raise ValueError(f"kwargs must be a dict of the function's named arguments; received {type(kwargs).__name__}")
+
+
+def pack(func: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """Serialize a call with the caller's module path; see ``task.pack_call``.
+
+    Raises:
+        ValueError: as for ``check_call``, or the call cannot be pickled.
+    """
+    check_call(func, args, kwargs)
     paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
     try:
         return task.pack_call(func, tuple(args), dict(kwargs or {}), paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from horovod.launch.call import check_call
 from horovod.ray import ray_logger
 from horovod.ray.client import in_cluster
 from horovod.ray.elastic import ElasticAdapter, RayHostDiscovery
@@ -157,11 +158,14 @@ class RayExecutor:
             LaunchError: an actor is lost (the message names rank, actor, node); or an elastic job could not continue.
             Exception: as ``fn`` raised it on the first rank that failed on its own.
             RuntimeError: ``start`` was not called.
+            ValueError: ``fn`` is not callable, or its arguments are not given as such.
 
         Blocks until all ranks have returned.
         """
+        args, kwargs = (() if args is None else args), (kwargs or {})
+        check_call(fn, args, kwargs)
         with ray_logger.relayed(callbacks or ()) as queue:
-            found: list[Any] = self._started().run(fn, args or (), kwargs or {}, queue)
+            found: list[Any] = self._started().run(fn, args, kwargs, queue)
             return found
 
     def run_remote(
@@ -177,9 +181,12 @@ class RayExecutor:
         Raises:
             NotImplementedError: the job is elastic.
             RuntimeError: ``start`` was not called.
+            ValueError: as for ``run``.
         """
         self._refuse_elastic("run_remote")
-        found: list[Any] = self._started().run_remote(fn, args or (), kwargs or {})
+        args, kwargs = (() if args is None else args), (kwargs or {})
+        check_call(fn, args, kwargs)
+        found: list[Any] = self._started().run_remote(fn, args, kwargs)
         return found
 
     def execute(self, fn: Callable[[Any], Any], callbacks: _Callbacks = None) -> list[Any]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from horovod.bindings.misuse import wrong_argument
 from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.runtime import comm
 
@@ -34,12 +35,19 @@ def uneven_inputs(
         optimizer: optimizer whose state is synchronized at the end.
 
     Raises:
+        RequestError: an argument is of another kind.
         PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
         NotInitializedError: ``init()`` was not called.
 
     Blocks at the end of the block until all ranks have reached it.
     """
     comm.rank()
+    looks_like_optimizer = [hasattr(given, "param_groups") for given in (model, optimizer)]
+    if looks_like_optimizer[0] or (optimizer is not None and not looks_like_optimizer[1]):
+        raise wrong_argument(
+            "uneven_inputs takes a module and an optimizer, in this order. "
+            f"Received: {type(model).__name__}, {type(optimizer).__name__}"
+        )
     yield
     last_rank = comm.join()
     if model is not None:

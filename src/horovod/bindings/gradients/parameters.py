@@ -99,8 +99,10 @@ def check_groups(
     if isinstance(groups, int) and groups > 0:
         return [[trained[index] for index in run] for run in split_evenly(len(trained), groups)]
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
+        # Not the parameters' values, which fill the screen.
+        found = [type(group).__name__ for group in groups] if isinstance(groups, list | tuple) else groups
         raise wrong_argument(
-            f"groups must be a number of groups, or a list of lists of parameters. Received: {groups!r}"
+            f"groups must be a number of groups, or a list of lists of parameters. Received: {found!r}"
         )
     seen: set[int] = set()
     for parameter in (parameter for group in groups for parameter in group):

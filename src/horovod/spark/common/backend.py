@@ -7,6 +7,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from horovod.errors import LaunchError
+from horovod.spark.application import Application
+
 __all__ = ["Backend", "SparkBackend"]
 
 
@@ -36,6 +39,9 @@ class Backend:
     def num_processes(self) -> int:
         """Return the number of ranks."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise LaunchError if the ranks cannot start; called before the DataFrame is computed."""
 
 
 class SparkBackend(Backend):
@@ -67,6 +73,11 @@ class SparkBackend(Backend):
             fn, args=tuple(args), kwargs=dict(kwargs or {}), num_proc=self.num_processes(), env=environment or None,
             **self._options,
         )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise LaunchError if Spark has too few slots for the ranks."""
+        if why := Application().shortage(self.num_processes()):
+            raise LaunchError(why)
 
     def num_processes(self) -> int:
         return self._num_proc or int(SparkSession.active().sparkContext.defaultParallelism)

@@ -14,8 +14,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types
 
-from horovod.errors import LaunchError, RequestError
-from horovod.spark.application import Application
+from horovod.errors import RequestError
 from horovod.spark.common.backend import Backend, SparkBackend
 from horovod.spark.common.params import ESTIMATOR, Settable, has_params
 from horovod.spark.common.persistence import Saved
@@ -120,8 +119,7 @@ class HorovodEstimator(Settable, Saved, Estimator):
         seed = self._seed(run_id)
         index = f"{run_id}.fit"
         size, store = backend.num_processes(), value("store")
-        if isinstance(backend, SparkBackend) and (why := Application().shortage(size)):
-            raise LaunchError(why)  # before Spark computes the DataFrame
+        backend.check()
         files = size * value("partitions_per_process")
         with _alone(store.get_run_path(run_id), run_id):
             try:
