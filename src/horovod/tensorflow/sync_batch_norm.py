@@ -24,6 +24,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     In evaluation, and with one rank, it is plain batch normalization. Each layer does one collective in forward and one
     in backward; a rank sends its count, mean and sum of squared deviations, to avoid cancellation.
 
+    Ranks match layers by name. Keras numbers layers without a name; pass ``name`` if some ranks make more than others.
+
     Args:
         fused: must be False.
         process_set: ranks that take part.
