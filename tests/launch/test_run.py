@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from launching import TIMEOUT_S, started
 
 import horovod
 from horovod.errors import LaunchError
+from horovod.launch import task
 
 
 def test_results_come_in_rank_order() -> None:
@@ -28,6 +30,17 @@ def test_results_come_in_rank_order() -> None:
 
 def test_lambda_on_one_process() -> None:
     assert horovod.run(lambda: os.environ["HOROVOD_SIZE"]) == ["1"]
+
+
+def test_a_function_from_another_version_of_python_is_refused(tmp_path: Path) -> None:
+    """Such as on a host whose python3 is newer. Running its bytecode would crash."""
+    other = "import sys; sys.implementation.cache_tag = 'cpython-399'; from horovod.launch import task; "
+    call = tmp_path / "call"
+    call.write_bytes(task.pack_call(lambda: 1, (), {}, []))
+    program = f"{other}data, _ = task._call(open({str(call)!r}, 'rb').read()); print(task.unpack_result(data).summary)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
+    version = platform.python_version()
+    assert f"the function was sent from Python {version}, and {platform.node()} has {version} at " in ended.stdout
 
 
 def test_large_results() -> None:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import platform
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.errors import LaunchError
 from horovod.files import read_all
 from horovod.launch.plan import FDS_VARIABLE
 from horovod.tracebacks import shorten
@@ -57,16 +59,25 @@ def pickled(value: Any) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Keeps the file of a function, so that errors name the user's line; cloudpickle drops it since 3.1.3."""
+    """Keeps the file of a function, so that errors name the user's line; cloudpickle drops it since 3.1.3. A Python of
+    another version refuses the function.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, CodeType):
             return super().reducer_override(obj)
         make, given = self.dispatch_table[CodeType](obj)
-        return _code_of_file, (obj.co_filename, make, given)
+        return _code_of_file, (obj.co_filename, make, given, platform.python_version(), sys.implementation.cache_tag)
 
 
-def _code_of_file(file: str, make: Callable[..., CodeType], given: tuple[Any, ...]) -> CodeType:
+def _code_of_file(
+    file: str, make: Callable[..., CodeType], given: tuple[Any, ...], version: str, cache_tag: str
+) -> CodeType:
+    if cache_tag != sys.implementation.cache_tag:  # its bytecode would crash, or do something else
+        raise LaunchError(
+            f"the function was sent from Python {version}, and {platform.node()} has {platform.python_version()} at "
+            f"{sys.executable}, which cannot run its bytecode: install the same version of Python on all hosts"
+        )
     return make(*given).replace(co_filename=file)
 
 
