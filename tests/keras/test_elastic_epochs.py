@@ -12,7 +12,11 @@ from keras_kind import keras_and_hvd
 @pytest.mark.slow
 @on_ranks(1, given=["backend"])
 def test_a_loss_at_the_end_of_fit_keeps_its_history() -> None:
-    """The reduction after those of four steps is that of ``on_train_end``."""
+    """The reduction after those of four steps is that of ``on_train_end``. Keras does not warn that it ignores shuffle,
+    as ``hvd.elastic.fit`` does not.
+    """
+    import warnings
+
     import numpy as np
     from losing import losing
 
@@ -27,7 +31,8 @@ def test_a_loss_at_the_end_of_fit_keeps_its_history() -> None:
         x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
         return hvd.elastic.fit(state, x, y, batch_size=4, epochs=2, callbacks=[end], verbose=0)
 
-    with losing((5,)) as losses:
+    with losing((5,)) as losses, warnings.catch_warnings():
+        warnings.filterwarnings("error", message="`shuffle=True`")
         history = train(state).history
     assert (losses.count, state.progress, len(history["loss"])) == (1, 4, 2)
 

@@ -176,8 +176,9 @@ class _Training:
         if self.is_at_end:
             self.data.load_state_dict(place)
         self._deal()
+        # Without shuffle=False Keras warns that it does not shuffle the generator; the shard has an order already.
         self.model.fit(
-            (sample for _ in itertools.count()), initial_epoch=state.epoch, epochs=state.epoch + 1,
+            (sample for _ in itertools.count()), initial_epoch=state.epoch, epochs=state.epoch + 1, shuffle=False,
             callbacks=numbered, verbose=verbose, **kwargs,
         )  # fmt: skip
 
