@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from horovod.errors import LaunchError
+from horovod.ray.nodes import on_this_node
 
 __all__ = ["in_cluster"]
 
@@ -34,7 +35,8 @@ class _Remote:
 
     def __init__(self, kind: type[Any], options: tuple[Any, ...]) -> None:
         # Two calls at a time: the second one is shutdown(), during another one.
-        self._actor: Any = ray.remote(kind).options(num_cpus=0, max_concurrency=2).remote(*options)
+        own = {"num_cpus": 0, "max_concurrency": 2, "scheduling_strategy": on_this_node()}
+        self._actor: Any = ray.remote(kind).options(**own).remote(*options)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod.ray.settings import Resources, check_gpus
 
-__all__ = ["RayHostDiscovery", "alive_nodes", "free_slots", "node_name"]
+__all__ = ["RayHostDiscovery", "alive_nodes", "free_slots", "node_name", "on_this_node"]
 
 
 def alive_nodes() -> dict[str, dict[str, Any]]:
@@ -24,6 +25,14 @@ def node_name(node_id: str, address: str) -> str:
         address: address of its host.
     """
     return f"{address}-{node_id[:6]}"
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    """Return the strategy that places an actor on the node of this process, so that no other node takes it away.
+
+    Under Ray Client this is the node of the client's server.
+    """
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 class RayHostDiscovery:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from horovod.logs import logger
+from horovod.ray.nodes import on_this_node
 
 __all__ = ["configure", "log", "relayed"]
 
@@ -49,7 +50,7 @@ def relayed(callbacks: Sequence[Callable[[dict[str, Any]], Any]]) -> Iterator[An
         return
     from ray.util.queue import Queue
 
-    queue, errors = Queue(actor_options={"num_cpus": 0}), list[Exception]()
+    queue, errors = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": on_this_node()}), list[Exception]()
 
     def relay() -> None:
         while (found := queue.get()) is not None:
