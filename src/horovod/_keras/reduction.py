@@ -16,6 +16,7 @@ from horovod._keras.settings import Settings
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.fingerprints import compare_once
 from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.process_sets import key_of
 from horovod.bindings.sites import Site, user_site
 from horovod.core.requests import ReduceOp
 from horovod.errors import MismatchError
@@ -69,8 +70,8 @@ class GradientReduction:
         elif not self._name:
             engine = context.engine()
             process_set = self.settings.process_set
-            members = tuple(process_set.ranks or ())  # the id of a removed set is used again
-            number = next(_numbers.setdefault(engine, defaultdict(lambda: itertools.count(1)))[members])
+            numbers = _numbers.setdefault(engine, defaultdict(lambda: itertools.count(1)))
+            number = next(numbers[key_of(process_set)])
             meeting = engine.link.generation.number
             # Use only characters that TensorFlow allows in node names.
             self._name = "DistributedOptimizer" + (f".{number}" if number > 1 else "")

@@ -12,7 +12,7 @@ import numpy as np
 from horovod import context
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.numpy_adapter import NumpyAdapter
-from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.process_sets import ProcessSet, key_of
 from horovod.logs import logger
 from horovod.phrases import few
 
@@ -53,7 +53,7 @@ def compare_once(
     Blocks at the first call until all members called.
     """
     done = _compared.setdefault(context.engine(), set())
-    key = (name, tuple(names), tuple(process_set.ranks or ()))
+    key = (name, tuple(names), key_of(process_set))
     # In an elastic job new ranks would compare alone; there the state synchronizes the values.
     if key in done or context.join_count() or context.is_elastic():
         return

@@ -27,6 +27,7 @@ __all__ = [
     "id_or_none",
     "init",
     "is_provisional",
+    "key_of",
     "not_registered",
     "process_set_ids_and_ranks",
     "remove_process_set",
@@ -102,6 +103,11 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __repr__ = __str__
+
+
+def key_of(process_set: ProcessSet) -> tuple[int, ...]:
+    """Return a key for what is remembered of a process set: its ranks, because a removed set's id is used again."""
+    return tuple(process_set.ranks or ())
 
 
 def not_a_member(rank: int, members: Sequence[int]) -> ValueError:

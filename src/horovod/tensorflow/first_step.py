@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.fingerprints import compare_once
-from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.process_sets import ProcessSet, key_of
 from horovod.logs import logger
 
 __all__ = ["compare", "note_broadcast", "tensorflows", "warn_now"]
@@ -65,7 +65,7 @@ def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -
     if first not in known:
         # Python may reuse the id of a deleted variable, and only on some ranks.
         known[first] = weakref.ref(variables[0], lambda _: known.pop(first, None)), set()
-    begun, key = known[first][1], (name, len(variables), tuple(process_set.ranks or ()))
+    begun, key = known[first][1], (name, len(variables), key_of(process_set))
     if (*key, "compared") in begun:
         return
     if tf.executing_eagerly():
