@@ -63,6 +63,8 @@ def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
             query(hvd.ProcessSet([0]).process_set_id)  # not registered
     with tf.GradientTape() as tape, pytest.raises(ValueError, match="must be a ProcessSet"):
         hvd.DistributedGradientTape(tape, process_set=[0])
+    with pytest.raises(ValueError, match=r"lists of variables. Received: \['ResourceVariable'\]"):
+        hvd.DistributedGradientTape(tape, groups=[tf.Variable(1.0)])
     with pytest.raises(ValueError, match="must be a ProcessSet"):
         hvd.SyncBatchNormalization(process_set=[0])
 

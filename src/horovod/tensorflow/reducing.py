@@ -15,6 +15,7 @@ import tensorflow as tf
 from horovod import context
 from horovod.bindings.compression import check_compression
 from horovod.bindings.gradients.layout import Item, plan_buckets
+from horovod.bindings.gradients.parameters import in_words
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
@@ -52,7 +53,7 @@ class GradientSettings(ReduceSettings):
         is_list = isinstance(groups, list | tuple) and all(isinstance(group, list | tuple) for group in groups)
         if groups is not None and not is_count and not is_list:
             raise ValueError(
-                f"groups should be a positive integer or a list of lists of variables. Received: {groups!r}"
+                f"groups should be a positive integer or a list of lists of variables. Received: {in_words(groups)}"
             )
 
 

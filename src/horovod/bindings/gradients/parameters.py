@@ -86,6 +86,11 @@ def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | No
     return entries
 
 
+def in_words(groups: object) -> str:
+    """Return a wrong ``groups`` for an error: of a list the types, because values of parameters fill the screen."""
+    return repr([type(group).__name__ for group in groups] if isinstance(groups, list | tuple) else groups)
+
+
 def check_groups(
     trained: Sequence[Any], groups: int | Sequence[Sequence[Any]] | None, is_parameter: Callable[[Any], bool]
 ) -> list[list[Any]] | None:
@@ -99,10 +104,8 @@ def check_groups(
     if isinstance(groups, int) and groups > 0:
         return [[trained[index] for index in run] for run in split_evenly(len(trained), groups)]
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
-        # Not the parameters' values, which fill the screen.
-        found = [type(group).__name__ for group in groups] if isinstance(groups, list | tuple) else groups
         raise wrong_argument(
-            f"groups must be a number of groups, or a list of lists of parameters. Received: {found!r}"
+            f"groups must be a number of groups, or a list of lists of parameters. Received: {in_words(groups)}"
         )
     seen: set[int] = set()
     for parameter in (parameter for group in groups for parameter in group):
