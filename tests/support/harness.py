@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.common import util
 from horovod.launch.task import pickled
 
 _context = multiprocessing.get_context("forkserver")
@@ -46,18 +47,12 @@ class _Server:
 
     def start(self, process: Any) -> None:
         """Start a process of ``_context`` from this server."""
-        before = {name: os.environ.get(name) for name in self._env}
         usual, popen_forkserver.forkserver = popen_forkserver.forkserver, self._words
         try:
-            os.environ.update(self._env)
-            process.start()
+            with util.env(**self._env):
+                process.start()
         finally:
             popen_forkserver.forkserver = usual
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 #: The environment of every rank of TensorFlow: one thread for computing, and no output about libraries.
@@ -200,7 +195,8 @@ def _worker(tasks: Connection, results: Connection) -> None:
         _send(results, _run(*task))
         # Objects and delayed warnings that a test leaves behind must not reach the next one.
         gc.collect()
-        getattr(sys.modules.get("horovod.tensorflow.first_step"), "warn_now", int)()
+        if "horovod.tensorflow.first_step" in sys.modules:
+            sys.modules["horovod.tensorflow.first_step"].warn_now()
 
 
 class Ranks:
