@@ -42,12 +42,12 @@ def uneven_inputs(
     Blocks at the end of the block until all ranks have reached it.
     """
     comm.rank()
-    looks_like_optimizer = [hasattr(given, "param_groups") for given in (model, optimizer)]
-    if looks_like_optimizer[0] or (optimizer is not None and not looks_like_optimizer[1]):
-        raise wrong_argument(
-            "uneven_inputs takes a module and an optimizer, in this order. "
-            f"Received: {type(model).__name__}, {type(optimizer).__name__}"
-        )
+    for given, is_optimizer in ((model, False), (optimizer, True)):
+        if given is not None and hasattr(given, "param_groups") is not is_optimizer:
+            raise wrong_argument(
+                "uneven_inputs takes a module and an optimizer, in this order. "
+                f"Received: {type(model).__name__}, {type(optimizer).__name__}"
+            )
     yield
     last_rank = comm.join()
     if model is not None:

@@ -118,9 +118,8 @@ class HorovodEstimator(Settable, Saved, Estimator):
         run_id = self._run_id()
         seed = self._seed(run_id)
         index = f"{run_id}.fit"
-        size, store = backend.num_processes(), value("store")
         backend.check()
-        files = size * value("partitions_per_process")
+        store, files = value("store"), backend.num_processes() * value("partitions_per_process")
         with _alone(store.get_run_path(run_id), run_id):
             try:
                 train, val = write(dataset, store, index, columns, validation, seed, files)
