@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from horovod.errors import LaunchError
-from horovod.launch.call import check_outcome, sink_of
+from horovod.launch.call import check_call, check_outcome, sink_of
 from horovod.launch.elastic_assembly import run_on_pool
 from horovod.launch.elastic_options import ElasticOptions, cool_down_range
 from horovod.launch.output import NullSink
@@ -57,10 +57,9 @@ class ElasticAdapter:
 
         Raises:
             LaunchError: too few workers were left, or the function failed.
-            ValueError: ``fn`` is not callable.
+            ValueError: ``fn`` is not callable, or its arguments are not given as such.
         """
-        if not callable(fn):
-            raise ValueError(f"the function must be callable; received {fn!r}")
+        check_call(fn, args, kwargs)
         return self._run((fn, tuple(args), dict(kwargs)), None, queue)
 
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:

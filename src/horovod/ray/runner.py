@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from horovod.launch.call import check_call
 from horovod.ray import ray_logger
 from horovod.ray.client import in_cluster
 from horovod.ray.elastic import ElasticAdapter, RayHostDiscovery
@@ -162,10 +161,8 @@ class RayExecutor:
 
         Blocks until all ranks have returned.
         """
-        args, kwargs = (() if args is None else args), (kwargs or {})
-        check_call(fn, args, kwargs)
         with ray_logger.relayed(callbacks or ()) as queue:
-            found: list[Any] = self._started().run(fn, args, kwargs, queue)
+            found: list[Any] = self._started().run(fn, () if args is None else args, kwargs or {}, queue)
             return found
 
     def run_remote(
@@ -184,9 +181,7 @@ class RayExecutor:
             ValueError: as for ``run``.
         """
         self._refuse_elastic("run_remote")
-        args, kwargs = (() if args is None else args), (kwargs or {})
-        check_call(fn, args, kwargs)
-        found: list[Any] = self._started().run_remote(fn, args, kwargs)
+        found: list[Any] = self._started().run_remote(fn, () if args is None else args, kwargs or {})
         return found
 
     def execute(self, fn: Callable[[Any], Any], callbacks: _Callbacks = None) -> list[Any]:

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from horovod.errors import LaunchError
+from horovod.launch.call import check_call
 from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
 from horovod.ray.failures import LOST, how_lost, lost_rank
 from horovod.ray.nodes import node_name
@@ -113,7 +114,12 @@ class StaticAdapter:
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any = None
     ) -> list[Any]:
-        """Call a function on all ranks, and return the references of its results in rank order."""
+        """Call a function on all ranks, and return the references of its results in rank order.
+
+        Raises:
+            ValueError: ``fn`` is not callable, or its arguments are not given as such.
+        """
+        check_call(fn, args, kwargs)
         self._check()
         call = ray.put((fn, tuple(args), dict(kwargs)))
         return [self._submit(rank, "call", call, queue) for rank in range(len(self._workers))]
