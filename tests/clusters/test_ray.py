@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from leaks import Belongings, leaked_since
+import rays
 from ports import held_port
 
 from horovod.errors import LaunchError
@@ -29,22 +29,8 @@ os.environ |= {
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves logs open
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-]
+no_leaks, pytestmark = rays.no_leaks, rays.MARKS
 _STORE, _STEPS, _WIDTH = 80 << 20, 6, 4
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """As in other tests, but Ray's driver keeps connections with actors that have ended."""
-    before = Belongings.now()
-    yield
-    left = [each for each in leaked_since(before) if "socket:" not in each]
-    assert not left, "left behind by this test: " + "; ".join(left)
 
 
 @pytest.fixture(scope="module")

@@ -9,27 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from leaks import Belongings, leaked_since
+import rays
 
 os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves logs open
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-]
+no_leaks, pytestmark = rays.no_leaks, rays.MARKS
 _QUEUES = 8  # Ray would place each of them on either node
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """As in other tests, but Ray's driver keeps connections with actors that have ended."""
-    before = Belongings.now()
-    yield
-    left = [each for each in leaked_since(before) if "socket:" not in each]
-    assert not left, "left behind by this test: " + "; ".join(left)
 
 
 @pytest.fixture(scope="module")

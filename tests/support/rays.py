@@ -1,0 +1,26 @@
+"""Marks and the check for leaks of tests that are a driver of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from leaks import Belongings, leaked_since
+
+__all__ = ["MARKS", "no_leaks"]
+
+MARKS = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves logs open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """As in other tests, but Ray's driver keeps connections with actors that have ended."""
+    before = Belongings.now()
+    yield
+    left = [each for each in leaked_since(before) if "socket:" not in each]
+    assert not left, "left behind by this test: " + "; ".join(left)
