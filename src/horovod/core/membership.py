@@ -131,7 +131,7 @@ class Membership:
                 self._decisions.append(Paused(self.generation))
             process.is_done = False
             process.has_returned |= process.phase is Phase.GONE
-            if process.rank is not None:
+            if self._is_draining and process.rank is not None:
                 self._is_draining = self._has_trained or any(p.is_done for p in self._processes.values())
             if event.progress < 0:
                 process.rank = None
@@ -287,7 +287,7 @@ class Membership:
             return False
         waiting = self._in(Phase.WAITING)
         here = self._in(Phase.OUTSIDE, Phase.ASSIGNED, Phase.JOINED)
-        return bool(waiting) and all(p.rank is None for p in here) and not any(map(self._stays, waiting))
+        return bool(waiting) and not any(map(self._stays, waiting)) and all(p.rank is None for p in here)
 
     def _is_hopeless(self) -> bool:
         """Whether too few processes are left, and none can be started any more."""
@@ -309,8 +309,8 @@ class Membership:
 
     def _watch(self) -> None:
         """Let no process wait for longer than the limit."""
-        waiting = [*filter(self._is_admitted, self._in(Phase.WAITING, Phase.ASSIGNED))]
-        if self._finish or self._is_running() or (self._processes and not waiting):
+        anybody_waits = any(map(self._is_admitted, self._in(Phase.WAITING, Phase.ASSIGNED)))
+        if self._finish or self._is_running() or (self._processes and not anybody_waits):
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self._now
@@ -370,7 +370,7 @@ class Membership:
 
     def _alive(self) -> int:
         alive = len(self._processes) - len(self._phases[Phase.GONE]) - len(self._phases[Phase.FENCED])
-        return alive - self._is_draining * sum(p.rank is None for p in self._in(Phase.OUTSIDE, Phase.WAITING))
+        return alive - (self._is_draining and sum(p.rank is None for p in self._in(Phase.OUTSIDE, Phase.WAITING)))
 
     def _is_dying(self, process: Process) -> bool:
         return self._now - process.fenced_s < _KILL_S
