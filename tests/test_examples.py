@@ -29,7 +29,7 @@ def check(code: int, output: str) -> None:
     assert accuracy(output)[0] >= 97.0, output
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("np", [1, 3])
 def test_digits_reach_97_percent(np: int) -> None:
     code, output = run(f"horovodrun -np {np} python examples/torch_digits.py", ROOT, **ONE_THREAD)
     check(code, output)
@@ -44,12 +44,7 @@ def test_digits_of_other_frameworks_reach_97_percent(framework: str) -> None:
 
 @pytest.mark.parametrize(
     ("np", "loaded"),
-    [
-        (1, "tensorflow"),
-        (1, "jax"),
-        (1, "keras-tensorflow"),
-        *((np, f"keras-{b}") for b in ("torch", "jax") for np in (1, 2)),
-    ],
+    [(1, "tensorflow"), (1, "jax"), (1, "keras-tensorflow"), (2, "keras-torch"), (2, "keras-jax")],
 )
 def test_digits_reach_97_percent_where_the_framework_is_loaded_already(np: int, loaded: str, tmp_path: Path) -> None:
     script = ROOT / "examples" / f"{loaded.partition('-')[0]}_digits.py"
