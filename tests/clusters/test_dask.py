@@ -20,7 +20,7 @@ distributed.utils._offload_executor.submit(int).result()
 
 @pytest.fixture
 def client() -> Iterator[Any]:
-    cluster = distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None)
+    cluster = distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0")
     with cluster, distributed.Client(cluster) as client:
         yield client
 
@@ -140,7 +140,7 @@ def test_ranks_that_are_threads_of_one_process_are_refused() -> None:
     from horovod.dask import run
     from horovod.errors import LaunchError
 
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0")
     with cluster, distributed.Client(cluster) as client:
         with pytest.raises(LaunchError, match="start the cluster with processes=True"):
             run(_train, (1.0,), client=client)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from leaks import Belongings, leaked_since
 from namespaces import Cluster, why_not
-from selection import group_by_file, mark_what_starts_processes
+from selection import mark_what_starts_processes
 
 __all__ = ["cluster", "mpirun", "no_leaks", "pytest_collection_modifyitems"]
 
@@ -34,8 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what starts processes as slow, and group tests for the workers of pytest-xdist."""
-    group_by_file(items)
+    """Mark what starts processes as slow."""
     mark_what_starts_processes(items)
 
 

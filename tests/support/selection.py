@@ -1,8 +1,4 @@
-"""Which tests are slow, and which run in the same worker of pytest-xdist.
-
-Slow are those that are marked so, and those that start processes, found by what they call. The tests of a file share a
-worker, and so do all tests on a cluster, which is made once.
-"""
+"""Which tests are slow: those that are marked so, and those that start processes, found by what they call."""
 
 from __future__ import annotations
 
@@ -13,17 +9,10 @@ from typing import Any
 
 import pytest
 
-__all__ = ["group_by_file", "mark_what_starts_processes"]
+__all__ = ["mark_what_starts_processes"]
 
 #: Modules all of whose uses start processes: of tests, of Python, of ours.
 _STARTERS = {"harness", "elastic_job", "multiprocessing", "subprocess", "horovod.launch.run"}
-
-
-def group_by_file(items: list[pytest.Item]) -> None:
-    """Let the tests of a file, and all tests on a cluster, run in one worker (``--dist loadgroup``)."""
-    for item in items:
-        uses_cluster = "cluster" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("cluster" if uses_cluster else item.nodeid.partition("::")[0]))
 
 
 def mark_what_starts_processes(items: list[pytest.Item]) -> None:
