@@ -220,6 +220,24 @@ def test_transform_refuses_a_column_of_another_width_than_in_training(session: A
         model.transform(rows).collect()
 
 
+def test_transform_refuses_one_column_for_two_outputs(session: Any) -> None:
+    import torch
+
+    from horovod.spark.torch import TorchModel
+
+    class Two(torch.nn.Module):
+        """As a network with an auxiliary output, which is trained on the same label."""
+
+        def forward(self, x: Any) -> Any:
+            return x, 2 * x
+
+    rows = session.createDataFrame([(1.0,)], ["x"])
+    model = TorchModel(model=Two(), feature_columns=["x"], label_columns=["y", "y"], row_shapes=[[]])
+    with pytest.raises(RequestError, match="would share a column: y__output, y__output; give setOutputCols"):
+        model.transform(rows)
+    assert [tuple(row) for row in model.setOutputCols(["a", "b"]).transform(rows).collect()] == [(1.0, 1.0, 2.0)]
+
+
 def test_a_column_may_have_a_dot_in_its_name(session: Any, tmp_path: Path) -> None:
     rows = session.range(9).selectExpr("id as `a.b`", "struct(-1 as b) as a", "id % 3 as `c.d`")
     store = Store.create(str(tmp_path))

@@ -51,6 +51,11 @@ class HorovodModel(Settable, Saved, Model):
             raise RequestError(
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
+        if len(set(names)) < len(names):
+            raise RequestError(
+                f"outputs of the model would share a column: {', '.join(names)}; give setOutputCols() a name of its "
+                "own for each output"
+            )
         kinds = {field.name: field.dataType for field in dataset.schema}
         whole = [without_nulls(dataset, name) for name in features]
         columns = [
