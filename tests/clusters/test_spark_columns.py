@@ -137,6 +137,27 @@ def test_a_resumed_run_without_a_seed_has_the_same_rows_for_validation(df: Any, 
     assert seen[0] == seen[1] and seen[1][0] != seen[2][0] and seen[1][1] != seen[2][1]
 
 
+@pytest.mark.parametrize("held", [0.3, "x"], ids=["share", "column"])
+def test_rows_keep_their_order_and_side_however_a_shuffle_returns_them(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: Any
+) -> None:
+    """Executors answer in any order."""
+    columns = ["x", "pair", "more"]
+    rows = session.range(40).selectExpr("cast(id as double) - 9 as x", "array(id, 1) as pair", "map('id', id) as more")
+    store, found = Store.create(str(tmp_path)), []
+    repartition = type(rows).repartition
+    for ascending in (True, False):
+        monkeypatch.setattr(
+            type(rows),
+            "repartition",
+            lambda *args, up=ascending: repartition(*args).sortWithinPartitions("c0", ascending=up),
+        )
+        tables = write(rows, store, str(ascending), columns, held, 7, 2)
+        found.append([[parquet.read_table(path)["x"].to_pylist() for path in table.files] for table in tables if table])
+    assert found[0] == found[1] and [len(files) for files in found[0]] == [2, 2]
+    assert sorted(x + 9 for files in found[0] for file in files for x in file) == list(range(40))
+
+
 def test_a_resumed_run_of_torch_does_not_repeat_its_random_choices(df: Any, tmp_path: Path) -> None:
     import torch
 

@@ -57,7 +57,10 @@ def write(
     # Other names, because mapInArrow takes a dot in a name for a field of a struct.
     read = [without_nulls(df, name) if name in columns else functions.col(f"`{name}`") for name in writer.names]
     renamed = df.select(*(column.alias(f"c{i}") for i, column in enumerate(read)))
-    job = renamed.repartition(files).mapInArrow(writer, "part int, path string, groups array<bigint>")
+    # A shuffle returns its rows in any order, and a resumed run must draw the same ones. Spark hashes no maps.
+    sortable = [field.name for field in renamed.schema if "map<" not in field.dataType.simpleString()]
+    spread = renamed.repartition(files).sortWithinPartitions(functions.xxhash64(*sortable))
+    job = spread.mapInArrow(writer, "part int, path string, groups array<bigint>")
     rows = sorted(job.collect(), key=lambda row: row.path)
     tables = [_table(row for row in rows if row.part == part) for part in (_TRAIN, _VAL)]
     for table, what in zip(tables, ("training", "validation"), strict=True):
