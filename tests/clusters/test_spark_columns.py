@@ -1,4 +1,4 @@
-"""Columns with which Spark's estimators train and predict, and rows that they keep."""
+"""Columns with which Spark's estimators train, and rows that they keep."""
 
 from __future__ import annotations
 
@@ -59,66 +59,6 @@ def test_columns_of_pandas() -> None:
     nested[1] = np.array([3.0])
     with pytest.raises(RequestError, match=r"column 'nested' has arrays of different shapes: \[\(1,\), \(2,\)\]"):
         from_pandas(frame)
-
-
-@pytest.mark.parametrize("knows_shapes", [True, False], ids=["trained", "made"])
-def test_models_predict_on_all_types_that_estimators_take(session: Any, knows_shapes: bool) -> None:
-    import torch
-
-    from horovod.spark.torch import TorchModel
-
-    class Sum(torch.nn.Module):
-        """Adds all numbers of a row."""
-
-        def forward(self, *features: Any) -> Any:
-            return sum(feature.reshape(len(feature), -1).sum(1) for feature in features)
-
-    rows = session.range(1, 4).selectExpr(
-        "cast(id as decimal(10, 2)) as x", "array(x, x) as pair", "array(array(id, 1.5D), array(id, id)) as nested"
-    )
-    shapes = [[], [2], [2, 2]] if knows_shapes else None
-    names = ["x", "pair", "nested"]
-    model = TorchModel(model=Sum(), feature_columns=names, label_columns=["y"], row_shapes=shapes, batch_size=2)
-    assert [row["y__output"] for row in model.transform(rows).collect()] == [7.5, 13.5, 19.5]
-    twice = model.copy({model.feature_columns: ["x", "x"], model.row_shapes: [[], []] if knows_shapes else None})
-    assert [row["y__output"] for row in twice.transform(rows).collect()] == [2.0, 4.0, 6.0]
-
-
-@pytest.mark.parametrize("classes", [1, 3])
-def test_models_may_squeeze_their_outputs(session: Any, classes: int) -> None:
-    """Also if Spark passes a single row, or a single one is left for the last batch."""
-    import torch
-
-    from horovod.spark.torch import TorchModel
-
-    class Squeezed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, classes)
-
-        def forward(self, pair: Any) -> Any:
-            return self.layer(pair).squeeze()
-
-    net = Squeezed().double()
-    model = TorchModel(model=net, feature_columns=["pair"], label_columns=["y"], row_shapes=[[2]], batch_size=2)
-    for count in (1, 5):
-        rows = session.range(count).coalesce(1).selectExpr("array(id, 1D) as pair")
-        found = [np.ravel(row["y__output"]) for row in model.transform(rows).collect()]
-        pairs = torch.tensor([[float(number), 1.0] for number in range(count)]).double()
-        np.testing.assert_allclose(found, net.layer(pairs).detach().numpy(), rtol=1e-12)
-    flat = model.copy({model.model: torch.nn.Flatten(0)})
-    with pytest.raises(RequestError, match=r"a row for each row that it gets: for 2 rows .* shape \(4,\)"):
-        flat.transform(rows)
-
-
-def test_models_may_write_into_their_inputs() -> None:
-    import torch
-
-    from horovod.spark.torch.tensors import tensors
-
-    column = pa.array([1.0, 2.0]).to_numpy()  # read-only, as in transform()
-    (made,) = tensors([column], ["x"], torch.float64, torch.device("cpu"))
-    assert made.add_(1).tolist() == [2.0, 3.0] and column.tolist() == [1.0, 2.0]
 
 
 def test_a_resumed_run_without_a_seed_has_the_same_rows_for_validation(df: Any, tmp_path: Path) -> None:
@@ -204,59 +144,6 @@ def test_a_run_is_trained_once_at_a_time(df: Any, tmp_path: Path) -> None:
     for _ in range(2):  # the run may be trained again afterwards
         with pytest.raises(InterruptedError):
             estimator.fit(df)
-
-
-@pytest.mark.parametrize("gap", ["x", "pair", "features"])
-def test_fit_and_transform_refuse_missing_values(session: Any, tmp_path: Path, gap: str) -> None:
-    import torch
-    from pyspark.errors import PySparkException
-    from pyspark.ml.linalg import Vectors
-
-    from horovod.spark.torch import TorchModel
-
-    whole = {"x": 1.0, "pair": [1.0, 2.0], "features": Vectors.dense([1.0]), "y": 0.0}
-    other = {**whole, gap: [None, 2.0] if gap == "pair" else None}
-    rows = session.createDataFrame([tuple(whole.values()), tuple(other.values())], list(whole))
-    match = f"column '{gap}' has missing values. Fill or drop them first"
-    options = {"feature_cols": [gap], "label_cols": ["y"], "validation": 0.0, "backend": Processes()}
-    with pytest.raises(PySparkException, match=match):
-        torch_estimator(Store.create(str(tmp_path)), **options).fit(rows)
-    shape = [2] if gap == "pair" else [1]
-    model = TorchModel(model=torch.nn.Identity(), feature_columns=[gap], label_columns=[gap], row_shapes=[shape])
-    with pytest.raises(PySparkException, match=match):
-        model.transform(rows).collect()
-
-
-def test_transform_refuses_a_column_of_another_width_than_in_training(session: Any) -> None:
-    import torch
-    from pyspark.errors import PySparkException
-
-    from horovod.spark.torch import TorchModel
-
-    rows = session.createDataFrame([([1.0, 2.0],)], ["pair"])
-    model = TorchModel(model=torch.nn.Identity(), feature_columns=["pair"], label_columns=["pair"], row_shapes=[[1]])
-    with pytest.raises(
-        PySparkException, match=r"made 2 outputs from 1 rows. Does column pair .* trained with, \[\[1\]\]"
-    ):
-        model.transform(rows).collect()
-
-
-def test_transform_refuses_one_column_for_two_outputs(session: Any) -> None:
-    import torch
-
-    from horovod.spark.torch import TorchModel
-
-    class Two(torch.nn.Module):
-        """As a network with an auxiliary output, which is trained on the same label."""
-
-        def forward(self, x: Any) -> Any:
-            return x, 2 * x
-
-    rows = session.createDataFrame([(1.0,)], ["x"])
-    model = TorchModel(model=Two(), feature_columns=["x"], label_columns=["y", "y"], row_shapes=[[]])
-    with pytest.raises(RequestError, match="would share a column: y__output, y__output; give setOutputCols"):
-        model.transform(rows)
-    assert [tuple(row) for row in model.setOutputCols(["a", "b"]).transform(rows).collect()] == [(1.0, 1.0, 2.0)]
 
 
 def test_a_column_may_have_a_dot_in_its_name(session: Any, tmp_path: Path) -> None:

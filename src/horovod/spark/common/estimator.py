@@ -6,16 +6,15 @@ import contextlib
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from pyspark.ml import Estimator
-from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import types
 
 from horovod.errors import RequestError
 from horovod.spark.common.backend import Backend, SparkBackend
+from horovod.spark.common.kinds import check_flag, check_numbers
 from horovod.spark.common.params import ESTIMATOR, Settable, has_params
 from horovod.spark.common.persistence import Saved
 from horovod.spark.common.reading import ParquetTable
@@ -47,22 +46,6 @@ def _alone(path: str, run_id: str) -> Iterator[None]:
         yield
     finally:
         _training.remove(path)
-
-
-def _is_number(kind: types.DataType) -> bool:
-    return isinstance(kind, types.NumericType | types.BooleanType)
-
-
-def _has_numbers(kind: types.DataType) -> bool:
-    while isinstance(kind, types.ArrayType):
-        kind = kind.elementType
-    return _is_number(kind) or isinstance(kind, VectorUDT)
-
-
-def _check_kinds(df: Any, columns: list[str], allows: Callable[[types.DataType], bool], allowed: str) -> None:
-    if wrong := [name for name in columns if not allows(df.schema[name].dataType)]:
-        kinds = ", ".join(f"{name} of {df.schema[name].dataType.simpleString()}" for name in wrong)
-        raise RequestError(f"{allowed}. Received: {kinds}")
 
 
 @has_params(ESTIMATOR)
@@ -106,9 +89,9 @@ class HorovodEstimator(Settable, Saved, Estimator):
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
         if not value("transformation_fn"):
-            _check_kinds(dataset, columns, _has_numbers, "the columns must hold numbers, booleans, arrays or vectors")
+            check_numbers(dataset, columns)
         if isinstance(validation, str):
-            _check_kinds(dataset, [validation], _is_number, "the column of validation must hold numbers or booleans")
+            check_flag(dataset, validation)
         if self._is_copy and value("run_id"):
             raise RequestError(
                 f"run_id={value('run_id')!r} names the run of one model, but Spark ML trains copies of this estimator, "

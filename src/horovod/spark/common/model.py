@@ -14,6 +14,7 @@ from pyspark.sql import functions, types
 
 from horovod.errors import RequestError
 from horovod.spark.common.columns import from_pandas
+from horovod.spark.common.kinds import check_numbers
 from horovod.spark.common.nulls import without_nulls
 from horovod.spark.common.params import MODEL, Settable, has_params
 from horovod.spark.common.persistence import Saved
@@ -51,6 +52,7 @@ class HorovodModel(Settable, Saved, Model):
             raise RequestError(
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
+        check_numbers(dataset, features)
         if len(set(names)) < len(names):
             raise RequestError(
                 f"outputs of the model would share a column: {', '.join(names)}; give setOutputCols() a name of its "
@@ -137,10 +139,6 @@ class _Function:
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)  # with one column, Spark passes a single series
             inputs = from_pandas(pandas.DataFrame({name: c.array for name, c in zip(names, columns, strict=True)}))
-            if wrong := [name for name, value in inputs.items() if value.dtype.kind not in "biufc"]:
-                raise RequestError(
-                    f"column {', '.join(wrong)} has values that are not numbers; convert them before transform()"
-                )
             parts = [
                 predict([inputs[name][start : start + rows] for name in names])
                 for start in range(0, len(columns[0]), rows)
