@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import parquet
 from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
-from spark_fits import Processes, df, session, torch_estimator
+from spark_fits import MARKS, Processes, df, session, torch_estimator
 
 from horovod.errors import LaunchError, RequestError
 from horovod.spark.common.columns import from_pandas
@@ -31,10 +31,7 @@ from horovod.spark.common.reading import ParquetTable, Reader
 from horovod.spark.common.store import Store
 from horovod.spark.common.writing import write
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+pytestmark = MARKS
 
 __all__ = ["df", "session"]  # fixtures
 

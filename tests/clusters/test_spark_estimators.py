@@ -22,6 +22,7 @@ if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
 from spark_fits import (
     BATCH,
     EPOCHS,
+    MARKS,
     Processes,
     assert_same,
     columns_of,
@@ -42,10 +43,7 @@ from horovod.spark.common.reading import Reader
 from horovod.spark.common.store import DBFSLocalStore, HDFSStore, LocalStore, Store
 from horovod.spark.common.writing import find, write
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+pytestmark = MARKS
 
 __all__ = ["df", "session"]  # fixtures
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this file

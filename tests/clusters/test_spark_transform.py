@@ -16,15 +16,12 @@ if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
     pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
 
 import pyarrow as pa
-from spark_fits import Processes, session, torch_estimator
+from spark_fits import MARKS, Processes, session, torch_estimator
 
 from horovod.errors import RequestError
 from horovod.spark.common.store import Store
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+pytestmark = MARKS
 
 __all__ = ["session"]  # fixture
 

@@ -1,4 +1,4 @@
-"""A DataFrame and models for tests of Spark's estimators, and ranks that are processes beside Spark."""
+"""Marks, a DataFrame and models for tests of Spark's estimators, and ranks that are processes beside Spark."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from horovod.spark.common.backend import Backend
 from horovod.spark.common.reading import ParquetTable, Reader
 from horovod.spark.common.store import Store
 
+MARKS = [
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
 ROWS, BATCH, EPOCHS = 45, 4, 2
 WEIGHTS = [1.0, 2.0, 3.0]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this file
