@@ -88,6 +88,28 @@ def test_rows_of_a_rank_that_joined_without_the_gradient_are_told() -> None:
     hvd.join()
 
 
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@on_ranks(2, framework="tensorflow", returns=[324.0, 0.0])
+def test_all_ranks_take_part_in_the_second_derivative_of_a_broadcast(mode: str) -> float:
+    """The first one is 4.5 y ** 2 on the root, whose y is 2, and zero on the other rank."""
+
+    def compute(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = hvd.broadcast(x, 0) ** 3 * (hvd.rank() + 1.0)
+            square = inner.gradient(loss, x) ** 2
+        return outer.gradient(square, x)
+
+    if mode == "session":
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.constant(2.0 + hvd.rank())
+            (slope,) = tf.gradients(hvd.broadcast(x, 0) ** 3 * (hvd.rank() + 1.0), [x])
+            return float(session.run(tf.gradients(slope**2, [x])[0]))
+    return float((tf.function(compute) if mode == "function" else compute)(tf.constant(2.0 + hvd.rank())))
+
+
 @on_ranks(2, framework="tensorflow", returns=[18.0, 18.0])
 def test_a_derivative_can_be_differentiated() -> float:
     x = tf.constant(3.0)

@@ -127,12 +127,8 @@ def _of_broadcast(op: Any, grad: Any) -> Any:
     )  # fmt: skip
     with tf.control_dependencies([reduced]):
         zeros = tf.zeros_like(op.inputs[0])
-    rank = collectives.place_of(global_process_set)
-    return (
-        tf.where(rank == request.root, reduced, zeros)
-        if tf.is_tensor(rank)
-        else (reduced if rank == request.root else zeros)
-    )
+    # A choice keeps the allreduce in the derivative on all ranks, so that all take part in a second one.
+    return tf.where(collectives.place_of(global_process_set) == request.root, reduced, zeros)
 
 
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
