@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 
 import pytest
+from harness import Ranks
 from namespaces import Cluster
 
+from horovod.bench import check
 from horovod.bench.check import advice
 
 FAST = {"hosts": "a, b", "latency_s": 1e-4, "bytes_s": 1.2e9}
@@ -34,6 +38,25 @@ def test_advice(
     found = advice(clocks, versions, rows)
     assert len(found) == len(words)
     assert all(word in sentence for word, sentence in zip(words, found, strict=True))
+
+
+def _check_without_torch() -> tuple[int, str]:
+    sys.modules.update({"torch": None, "mpi4py": None})  # type: ignore[dict-item]
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        return check.main(), text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "code", "text"),
+    [((1,), 0, "nothing to fix"), ((1, 1), 1, "to fix: ranks on several hosts need an engine")],
+    ids=["one host", "two hosts"],
+)
+def test_hosts_without_torch_are_told_what_they_lack(hosts: tuple[int, ...], code: int, text: str) -> None:
+    for outcome in Ranks(len(hosts), _check_without_torch, init=False, hosts=hosts).outcomes():
+        assert outcome.error is None, outcome.text
+        assert outcome.value[0] == code
+        assert text in outcome.value[1]
 
 
 def test_two_hosts_are_reached_and_measured_with_one_rank_each(cluster: Cluster) -> None:

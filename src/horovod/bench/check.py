@@ -12,6 +12,7 @@ from horovod import context
 from horovod.bench.control import Agreement
 from horovod.bench.host import versions
 from horovod.bench.network import run_network
+from horovod.errors import InitError
 from horovod.rendezvous.interfaces import own_addresses
 from horovod.world import detect
 
@@ -84,9 +85,13 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Entry point of each rank."""
-    import horovod.torch as hvd
+    import horovod.numpy as hvd
 
-    hvd.init()
+    try:
+        hvd.init()
+    except InitError as error:  # such as no torch on this host: advice, so no traceback
+        print(f"to fix: {error}", file=sys.stderr)
+        return 1
     control = Agreement(hvd)
     names = control.gather(detect().hostname)
     control.barrier()

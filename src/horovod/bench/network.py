@@ -7,9 +7,9 @@ import time
 from statistics import median
 from typing import Any
 
-import torch
+import numpy as np
 
-import horovod.torch as hvd
+import horovod.numpy as hvd
 from horovod.bench.control import Agreement, Tell
 from horovod.world import detect
 
@@ -48,7 +48,7 @@ def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int =
 
 def _pair(process_set: Any, members: tuple[int, int], rounds: int, large: int) -> tuple[float, float]:
     """Return the seconds of a small allreduce and of a large broadcast in the slower direction."""
-    number, data = torch.zeros(_SMALL // 4), torch.zeros(large // 4)
+    number, data = np.zeros(_SMALL // 4, np.float32), np.zeros(large // 4, np.float32)
     small: list[float] = []
     big: dict[int, list[float]] = {root: [] for root in members}
     for _ in range(rounds + 1):
