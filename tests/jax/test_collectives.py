@@ -11,6 +11,7 @@ from jax_modes import with_64_bits
 from later import later
 
 hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
+hvd_numpy = later("horovod.numpy")
 
 
 def _both_ways(function: Any, *args: Any) -> list[Any]:
@@ -62,6 +63,16 @@ def test_lengths_that_vary_compile_nothing_that_would_stay() -> int:
         jax.monitoring.clear_event_listeners()
     assert len(compiled) > unusual, "what is compiled is not seen here"
     return unusual
+
+
+@on_ranks(1, framework="jax")
+def test_a_list_of_handles_is_refused() -> None:
+    for module, value in ((hvd, jnp.ones(1)), (hvd_numpy, np.ones(1))):
+        handles = [module.allreduce_async(value)]
+        for function in (module.poll, module.synchronize):
+            with pytest.raises(ValueError, match=r"expected the handle of one operation\. Received: list"):
+                function(handles)
+        np.testing.assert_array_equal(module.synchronize(handles[0]), value)
 
 
 @on_ranks(3, framework="jax")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from horovod import context
@@ -12,6 +13,7 @@ from horovod.errors import OptimizerUseError, RequestError
 
 __all__ = [
     "changed_gradient",
+    "find_open",
     "is_integer",
     "not_installed",
     "out_of_turn",
@@ -38,6 +40,18 @@ def wrong_argument(text: str) -> RequestError:
     """Return the error for an invalid argument, with the caller's line added."""
     place = callsite.here()
     return RequestError(f"{text} ({place})" if place else text)
+
+
+def find_open(handles: Mapping[int, T], handle: int) -> T | None:
+    """Return the entry of a handle, or None if it is unknown.
+
+    Raises:
+        ValueError: ``handle`` is no handle, such as a list of them.
+    """
+    try:
+        return handles.get(handle)
+    except TypeError:  # unhashable
+        raise wrong_argument(f"expected the handle of one operation. Received: {type_name(handle)}") from None
 
 
 def out_of_turn(what: str, instead: str) -> OptimizerUseError:

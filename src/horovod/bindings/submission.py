@@ -16,7 +16,7 @@ import msgspec
 
 from horovod import context
 from horovod.bindings.adapter import Adapter, TensorTransfer
-from horovod.bindings.misuse import without_class_names
+from horovod.bindings.misuse import find_open, without_class_names
 from horovod.bindings.process_sets import ProcessSet, at_init, id_or_none, not_registered
 from horovod.core.collectives import keeps_shape
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
@@ -73,7 +73,7 @@ class Submission:
         Raises:
             ValueError: the handle is unknown or was synchronized already.
         """
-        open_handle = self._open.get(handle)
+        open_handle = find_open(self._open, handle)
         if open_handle is None:
             raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
         return open_handle.handle.done or _engine().poll(open_handle.handle)
@@ -88,11 +88,12 @@ class Submission:
             The result of the blocking form; of a grouped operation a list.
 
         Raises:
+            ValueError: ``handle`` is no handle, such as a list of them.
             HorovodInternalError: the operation failed; its subclass says why, as for the blocking form.
 
         Blocks until all ranks called.
         """
-        open_handle = self._open.get(handle)
+        open_handle = find_open(self._open, handle)
         if open_handle is None:
             if handle in self._lost:
                 raise RequestError(

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from horovod.bindings.compression import Compression, Compressor, compress, decompress
 from horovod.bindings.docstrings import explained_like
+from horovod.bindings.misuse import find_open
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import refuse_adasum, resolve_op
 from horovod.bindings.variants import derive
@@ -236,9 +237,10 @@ def poll(handle: int) -> bool:
     Raises:
         ValueError: the handle is unknown or was synchronized already.
     """
-    if handle not in _started:
+    found = find_open(_started, handle)
+    if found is None:
         raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
-    return all(comm.poll(inner) for inner in _started[handle][1].handles)
+    return all(comm.poll(inner) for inner in found[1].handles)
 
 
 def synchronize(handle: int) -> Any:
@@ -251,12 +253,12 @@ def synchronize(handle: int) -> Any:
         An array or pytree like the input; for an alltoall also the number of rows from each rank.
 
     Raises:
+        ValueError: ``handle`` is no handle, such as a list of them.
         HorovodInternalError: the operation failed.
 
     Blocks until all ranks called.
     """
-    found = _started.pop(handle, None)
-    if found is None:
+    if find_open(_started, handle) is None or (found := _started.pop(handle, None)) is None:
         return None
     tree_call, started, contexts = found
     results, received = finish(started)
