@@ -98,6 +98,12 @@ def _averages_of_equal_tensors(hosts: tuple[tuple[int, ...], ...] = ()) -> None:
         assert torch.equal(hvd.allreduce(half, prescale_factor=factor, name=f"half.{factor}"), factor * half)
     big = torch.full((5,), 2_000_000_000, dtype=torch.int32)
     assert hvd.allreduce(big, postscale_factor=0.5, name="big").tolist() == [1_000_000_000] * 5
+    share = {"op": hvd.Sum, "postscale_factor": 1 / 8}
+    for full in (big, torch.full((5000,), 200, dtype=torch.uint8), torch.full((300_000,), -120, dtype=torch.int8)):
+        wanted = torch.full_like(full, int(int(full[0]) * hvd.size() / 8))
+        assert torch.equal(hvd.allreduce(full, name=f"share.{full.dtype}", **share), wanted)
+        part = hvd.reducescatter(full, name=f"part of a share.{full.dtype}", **share)
+        assert torch.equal(part, wanted[: len(part)])
 
 
 def _start(count: int) -> int:
@@ -116,11 +122,12 @@ def test_averages_between_hosts_are_those_of_one(hosts: tuple[tuple[int, ...], .
     run_ranks(sum(map(len, hosts)), _averages_of_equal_tensors, hosts, init=False)
 
 
+@pytest.mark.parametrize("how", [{}, {"op": ReduceOp.SUM, "postscale_factor": 0.5}], ids=["average", "scaled sum"])
 @on_ranks(2, init=False, fresh=True)
-def test_an_average_that_would_overflow_between_hosts_is_an_error() -> None:
+def test_an_average_that_would_overflow_between_hosts_is_an_error(how: dict[str, Any]) -> None:
     pretend(((0,), (1,)), hvd.init)
     with pytest.raises(HorovodInternalError, match=r"int64|rank"):
-        hvd.allreduce(torch.full((100_000,), 1 << 62), name="large")
+        hvd.allreduce(torch.full((100_000,), 1 << 62), name="large", **how)
 
 
 @on_ranks(3, returns=[[0.0], [0.0], []])

@@ -31,9 +31,14 @@ _CHECKED = frozenset({"int64", "uint64"})
 _ADDED = frozenset({"float32", "float64"})
 
 
+def _needs_room(request: Request) -> bool:
+    """Whether the sum of integers may be out of their range although the result is not."""
+    return request.op is ReduceOp.AVERAGE or (request.op is ReduceOp.SUM and request.postscale != 1.0)
+
+
 def dtype_between(dtype: str, request: Request) -> str:
-    """Return the dtype of a tensor between hosts: sums for averages of integers need more room."""
-    return "int64" if request.op is ReduceOp.AVERAGE and dtype in _WIDENED else dtype
+    """Return the dtype of a tensor between hosts: sums that are divided or scaled afterwards need more room."""
+    return "int64" if dtype in _WIDENED and _needs_room(request) else dtype
 
 
 class Steps(NamedTuple):
@@ -96,20 +101,21 @@ def _averages(library: Kernels, dtype: str, request: Request, divisor: int, coun
 
 
 def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Request, divisor: int) -> None:
-    """Check that the sum for an average of 64-bit integers cannot be out of range.
+    """Check that a sum of 64-bit integers which is divided or scaled afterwards cannot be out of range.
 
     Raises:
         HorovodInternalError: the sum could be out of range.
     """
     dtype = spec.dtype
-    if request.op is not ReduceOp.AVERAGE or dtype not in _CHECKED or not spec.count:
+    if dtype not in _CHECKED or not _needs_room(request) or not spec.count:
         return
     values = library.raw(source).view(dtype)
     limit = int(np.iinfo(dtype).max) // math.ceil(divisor * max(1.0, abs(request.prescale)))
     if int(values.max()) > limit or int(values.min()) < -limit:
+        what = "an average" if request.op is ReduceOp.AVERAGE else "a sum with a postscale_factor"
         raise HorovodInternalError(
-            f"an average of {dtype} over {divisor} ranks on several hosts needs values between -{limit} and {limit}, "
-            f"or their sum is out of range; received {values.min()} to {values.max()}. Average float64 instead"
+            f"{what} of {dtype} over {divisor} ranks on several hosts needs values between -{limit} and {limit}, "
+            f"or their sum is out of range; received {values.min()} to {values.max()}. Reduce float64 instead"
         )
 
 
