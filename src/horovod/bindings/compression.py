@@ -58,7 +58,7 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return ``tensor`` itself."""
+        """Return ``tensor`` itself, and no context."""
         return tensor, None
 
     @staticmethod

@@ -80,7 +80,7 @@ class JobFunctions:
         Raises:
             NotInitializedError: ``init()`` was not called.
 
-        Blocks until the other ranks have sent their records, two seconds at most.
+        Blocks until the other ranks have sent their records, five seconds at most.
         """
         context.observer().tracer.stop()
 

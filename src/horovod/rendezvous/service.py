@@ -129,7 +129,9 @@ class Service:
             self._ring()
 
     def order(self, order: Fence | Silent | None) -> None:
-        """Have the watch of a host kill a process that another launcher has started; None lets all watches end."""
+        """Have the watch of a host kill a process that another launcher has started: at once (``Fence``), or only if a
+        signal has stopped it (``Silent``); None lets all watches end.
+        """
         with self._lock:
             self._news.append(lambda: self._watch(order))
             self._ring()

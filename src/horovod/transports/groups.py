@@ -73,7 +73,14 @@ class Groups(Protocol):
     name: str
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Return the group of some ranks; all of them first ask for it at the same point of the log."""
+        """Return the group of some ranks; all of them first ask for it at the same point of the log.
+
+        Raises:
+            PeerLostError: one of them died or left meanwhile.
+            HorovodInternalError: the engine could not connect them.
+
+        The first call blocks until all of them are connected.
+        """
 
     def close(self) -> None:
         """End all groups."""

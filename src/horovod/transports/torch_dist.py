@@ -150,7 +150,7 @@ class TorchGroups:
         self._listener, self._filter = listener
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Return the group of some ranks; connect them when they first ask for it."""
+        """Return the group of some ranks; the first call connects them and blocks, see ``Groups``."""
         key = tuple(ranks)
         found = self._groups.get(key)
         if found is None:
