@@ -261,6 +261,18 @@ def test_a_scheduler_made_before_still_sets_the_rate_after_a_checkpoint_is_loade
     assert len(plain.state) == 4
 
 
+def test_a_scheduler_made_before_still_sets_the_rate_of_new_groups() -> None:
+    model = net()
+    plain = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    optimizer.param_groups = [{**optimizer.param_groups[0], "initial_lr": 0.1}]  # as Lightning's BaseFinetuning resumes
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert plain.param_groups is optimizer.param_groups
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.bool]
 )

@@ -36,7 +36,6 @@ class OptimizerMethods:
     _synchronized: bool
     _should_synchronize: bool
 
-    param_groups: list[dict[str, Any]]
     state: Any
     backward_passes_per_step: int
     op: ReduceOp
@@ -53,6 +52,18 @@ class OptimizerMethods:
         self._parameter_names = {parameter: name for name, parameter in named}
         self._synchronized, self._should_synchronize = False, True
         self._reducer = self._make_reducer(settings)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters. The plain optimizer, and so its schedulers, share the list: setting it fills it."""
+        if "param_groups" not in self.__dict__:
+            raise AttributeError("param_groups")  # Fabric's wrapper derives from this class; it asks the optimizer then
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.param_groups[:] = groups
 
     def __reduce__(self) -> Any:
         """Copy and pickle the plain optimizer, which knows no other ranks."""
@@ -247,7 +258,7 @@ class OptimizerMethods:
         loaded_state = dict(self.state)
         state.clear()
         state.update(loaded_state)
-        self.param_groups, self.state = groups, state
+        self.__dict__["param_groups"], self.state = groups, state
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes before gradients are reduced; call it only between steps."""
