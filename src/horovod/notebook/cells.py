@@ -38,6 +38,7 @@ class CellRunner:
     def __init__(self, socket: zmq.Socket[bytes], rank: int) -> None:
         self._socket, self._rank = socket, rank
         self._is_running = False
+        self._interrupts = 0  # that the kernel has sent, as far as is known here
         self._failure: BaseException | None = None
         # Keep copies, because cells may close or replace descriptors 1 and 2.
         self._streams = {number: os.dup(number) for number in (1, 2)}
@@ -47,7 +48,7 @@ class CellRunner:
 
     def serve(self) -> None:
         """Execute messages, and block until Stop."""
-        signal.signal(signal.SIGINT, self._interrupt)
+        self._hear_interrupts()
         decoder: msgspec.msgpack.Decoder[messages.ToRank] = msgspec.msgpack.Decoder(messages.ToRank)
         self._socket.send(msgspec.msgpack.encode(Hello(self._rank)))
         while True:
@@ -61,10 +62,14 @@ class CellRunner:
                 self._end_output(message.number)
                 self._socket.send(msgspec.msgpack.encode(done))
 
+    def _hear_interrupts(self) -> None:
+        signal.signal(signal.SIGINT, self._interrupt)
+
     def _interrupt(self, *_: object) -> None:
         if self._is_running:
             self._is_running = False
             raise KeyboardInterrupt
+        self._interrupts += 1
 
     def _carry_out(self, message: RunCell | Push | Meet) -> Done:
         data, text = b"", ""
@@ -72,6 +77,9 @@ class CellRunner:
         try:
             try:
                 self._is_running = True  # from here on an interrupt reaches the cell
+                known, self._interrupts = self._interrupts, message.interrupts
+                if known > message.interrupts:  # one that is meant for this message came before it
+                    self._interrupt()
                 if isinstance(message, RunCell):
                     value = self._evaluate(message.source, message.name)
                     if message.wants_all or (self._rank == 0 and value is not None):
@@ -83,6 +91,7 @@ class CellRunner:
                     process_sets.init()
             finally:
                 self._is_running = False
+                self._hear_interrupts()  # the cell may have set another handler
         except BaseException as error:
             self._failure = error
         submitted, is_broken = -1, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Any
 
 from horovod.errors import CellError, LaunchError
@@ -78,6 +79,9 @@ def _offer_magic() -> None:
             raise CellError(f"%%hvd takes no arguments; received {line.strip()!r}")
         # Add a line for the magic itself, so that line numbers match the notebook's.
         assert Session.current is not None
-        return Session.current.execute(f"\n{cell}", f"In[{shell.displayhook.prompt_count}]")
+        try:
+            return Session.current.execute(f"\n{cell}", f"In[{shell.displayhook.prompt_count}]")
+        except SyntaxError as error:  # IPython would show its own frames
+            raise CellError("".join(traceback.format_exception_only(error)).rstrip()) from None
 
     shell.register_magic_function(hvd, "cell", "hvd")

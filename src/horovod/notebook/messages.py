@@ -47,6 +47,7 @@ class RunCell(msgspec.Struct, tag="run", array_like=True, frozen=True):
     """Runs code in the ranks' namespace."""
 
     number: int  # number of the message
+    interrupts: int  # number of interrupts that the kernel has sent before
     source: str  # the code
     name: str  # name of the code in tracebacks
     wants_all: bool  # whether to return every rank's value, instead of only rank 0's
@@ -57,6 +58,7 @@ class Push(msgspec.Struct, tag="push", array_like=True, frozen=True):
     """Sets variables: ``data`` is a pickled dictionary."""
 
     number: int
+    interrupts: int
     data: bytes
 
 
@@ -64,6 +66,7 @@ class Meet(msgspec.Struct, tag="meet", array_like=True, frozen=True):
     """Leaves the job, and joins the other ranks in a new rendezvous."""
 
     number: int
+    interrupts: int
 
 
 class LeaveRanks(msgspec.Struct, tag="leave", array_like=True, frozen=True):

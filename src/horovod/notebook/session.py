@@ -81,7 +81,8 @@ class Session:
         self._chosen, self._python, self._access, self._settings = chosen, python, access, settings
         self._numbers = itertools.count(1)
         self._turn = threading.Lock()
-        self._interrupts = 0
+        self._interrupts = 0  # during the present call
+        self._sent_interrupts = 0
         self._end: str | None = "the ranks have not been started"
         self._start()
 
@@ -117,7 +118,8 @@ class Session:
         atexit.register(self.close)
         self._ranks.thread.start()
         try:
-            self._gather(0)
+            with handled((signal.SIGINT,), self._interrupt):
+                self._gather(0, self._interrupts)
         except BaseException:
             self.close()
             raise
@@ -146,7 +148,8 @@ class Session:
         Blocks until all ranks have run it.
         """
         compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # ast.parse would add its frame to errors
-        return self._values(self._ask(lambda n: RunCell(n, source, name, False, _MOST_SHOWN)), is_shown=True)[0]
+        replies = self._ask(lambda n, sent: RunCell(n, sent, source, name, False, _MOST_SHOWN))
+        return self._values(replies, is_shown=True)[0]
 
     def push(self, variables: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Set variables on all ranks.
@@ -168,7 +171,7 @@ class Session:
             raise ValueError(
                 f"push() takes 1 GiB at once; received {len(data)} bytes. Let the ranks read a file instead"
             )
-        self._ask(lambda n: Push(n, data))
+        self._ask(lambda n, sent: Push(n, sent, data))
 
     def pull(self, expression: str) -> list[Any]:
         """Return a variable, or the value of an expression, of every rank, in rank order.
@@ -182,7 +185,7 @@ class Session:
         """
         compile(expression.strip(), "<pull>", "eval", ast.PyCF_ONLY_AST, dont_inherit=True)
         most = messages.MOST_BYTES - (1 << 20)
-        return self._values(self._ask(lambda n: RunCell(n, expression.strip(), "<pull>", True, most)))
+        return self._values(self._ask(lambda n, sent: RunCell(n, sent, expression.strip(), "<pull>", True, most)))
 
     def restart(self) -> None:
         """End the ranks, also those of a later session, and start new ones with the same arguments."""
@@ -224,19 +227,18 @@ class Session:
         for rank in self._peers if ranks is None else ranks:
             self._socket.send_multipart([self._peers[rank], data])
 
-    def _ask(self, make: Callable[[int], RunCell | Push | Meet]) -> _Reply:
+    def _ask(self, make: Callable[[int, int], RunCell | Push | Meet]) -> _Reply:
         """Make all ranks execute a message; return their replies."""
         if not self._turn.acquire(blocking=False):
             raise CellError("the ranks are still busy with another call, of another thread")
         try:
             if self._end is not None:
                 raise CellError(self._how_to_go_on(self._end))
-            number = next(self._numbers)
             self._interrupts = 0
-            self._send(make(number))
-            replies, left = self._gather(number)
+            with handled((signal.SIGINT,), self._interrupt):
+                replies, left = self._gather_after(make, 0)  # an interrupt may come while it is sent
+                note = self._realign(replies, left)
             interrupted = self._interrupts > 0
-            note = self._realign(replies, left)
         finally:
             self._turn.release()
         failed = {rank: done for rank, done in replies.items() if done.error}
@@ -247,43 +249,46 @@ class Session:
             raise CellError(_report("failed", failed, self.size) + note, traces)
         return replies
 
-    def _gather(self, number: int) -> tuple[_Reply, set[int]]:
-        """Wait for all ranks; return replies, and ranks that had to leave the job. Number 0 waits for their Hello."""
+    def _gather(self, number: int, seen: int) -> tuple[_Reply, set[int]]:
+        """Wait for all ranks; return replies, and ranks that had to leave the job. Number 0 waits for their Hello.
+
+        Interrupts after the first ``seen`` are passed on to the ranks.
+        """
         replies: _Reply = {}
         left: set[int] = set()
-        seen, failed_at, complete_at = self._interrupts, 0.0, 0.0
-        with handled((signal.SIGINT,), self._interrupt):
-            while True:
-                has_shown = self._output.show()
-                self._receive(number, replies)
-                if self._interrupts > seen:
-                    seen += 1
-                    if number == 0:
-                        raise KeyboardInterrupt
-                    self._ranks.order((b"I", b"T", b"K")[min(seen, 3) - 1])
-                if not self._ranks.is_alive:
-                    raise self._death()
-                now = time.monotonic()
-                if len(self._peers if number == 0 else replies) == self.size:
-                    complete_at = complete_at or now
-                    ended = {(number, rank, stream) for rank in replies for stream in (1, 2)}
-                    if ended <= self._output.ended or now > complete_at + _OUTPUT_S:
-                        self._output.show()
-                        self._output.ended.clear()
-                        return replies, left
-                elif failed := {rank for rank, done in replies.items() if done.error}:
-                    failed_at = failed_at or now
-                    if now > failed_at + _SAME_S and (late := sorted(failed - left)):
-                        running = list_ranks(sorted(set(self._peers) - set(replies)))
-                        for rank in late:
-                            text = f"hvd: rank {rank} has failed ({replies[rank].error}); still running: {running}\n"
-                            self._output.put(1, text.encode())
-                        self._send(LeaveRanks(), late)
-                        left |= failed
-                if has_shown:
-                    self._socket.poll(_GATHER_MS)
-                else:
-                    self._poller.poll(_LOOK_MS)
+        failed_at, complete_at = 0.0, 0.0
+        while True:
+            has_shown = self._output.show()
+            self._receive(number, replies)
+            if self._interrupts > seen:
+                seen += 1
+                if number == 0:
+                    raise KeyboardInterrupt
+                self._sent_interrupts += seen == 1
+                self._ranks.order((b"I", b"T", b"K")[min(seen, 3) - 1])
+            if not self._ranks.is_alive:
+                raise self._death()
+            now = time.monotonic()
+            if len(self._peers if number == 0 else replies) == self.size:
+                complete_at = complete_at or now
+                ended = {(number, rank, stream) for rank in replies for stream in (1, 2)}
+                if ended <= self._output.ended or now > complete_at + _OUTPUT_S:
+                    self._output.show()
+                    self._output.ended.clear()
+                    return replies, left
+            elif failed := {rank for rank, done in replies.items() if done.error}:
+                failed_at = failed_at or now
+                if now > failed_at + _SAME_S and (late := sorted(failed - left)):
+                    running = list_ranks(sorted(set(self._peers) - set(replies)))
+                    for rank in late:
+                        text = f"hvd: rank {rank} has failed ({replies[rank].error}); still running: {running}\n"
+                        self._output.put(1, text.encode())
+                    self._send(LeaveRanks(), late)
+                    left |= failed
+            if has_shown:
+                self._socket.poll(_GATHER_MS)
+            else:
+                self._poller.poll(_LOOK_MS)
 
     def _receive(self, number: int, replies: _Reply) -> None:
         while self._socket.poll(0):
@@ -305,15 +310,15 @@ class Session:
         is_aligned = len(states) == 1 and not left and not any(done.is_broken or done.is_loss for done in found)
         if is_aligned or states == {-1} or not any(done.error for done in found):
             return ""
-        again, _ = self._gather_after(Meet)
+        again, _ = self._gather_after(Meet, self._interrupts)
         if failed := {rank: done for rank, done in again.items() if done.error}:
             return f"\nThe ranks cannot meet again, so restart the session:\n{_report('failed', failed, self.size)}"
         return "\nThe ranks had called different collectives and have met again: make process sets anew."
 
-    def _gather_after(self, make: Callable[[int], Meet]) -> tuple[_Reply, set[int]]:
+    def _gather_after(self, make: Callable[[int, int], RunCell | Push | Meet], seen: int) -> tuple[_Reply, set[int]]:
         number = next(self._numbers)
-        self._send(make(number))
-        return self._gather(number)
+        self._send(make(number, self._sent_interrupts))
+        return self._gather(number, seen)
 
     def _death(self) -> CellError:
         why = self._ranks.why()
