@@ -154,4 +154,12 @@ def test_transform_refuses_one_column_for_two_outputs(session: Any) -> None:
     model = TorchModel(model=Two(), feature_columns=["x"], label_columns=["y", "y"], row_shapes=[[]])
     with pytest.raises(RequestError, match="would share a column: y__output, y__output; give setOutputCols"):
         model.transform(rows)
+    differ_in_case = model.copy().setOutputCols(["P", "p"])
+    with pytest.raises(RequestError, match="would share a column: P, p; give setOutputCols"):
+        differ_in_case.transform(rows)
+    session.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert differ_in_case.transform(rows).columns == ["x", "P", "p"]
+    finally:
+        session.conf.unset("spark.sql.caseSensitive")
     assert [tuple(row) for row in model.setOutputCols(["a", "b"]).transform(rows).collect()] == [(1.0, 1.0, 2.0)]

@@ -53,7 +53,8 @@ class HorovodModel(Settable, Saved, Model):
                 f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
             )
         check_numbers(dataset, features)
-        if len(set(names)) < len(names):
+        is_exact = dataset.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+        if len({name if is_exact else name.lower() for name in names}) < len(names):
             raise RequestError(
                 f"outputs of the model would share a column: {', '.join(names)}; give setOutputCols() a name of its "
                 "own for each output"
