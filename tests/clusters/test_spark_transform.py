@@ -49,6 +49,31 @@ def test_models_predict_on_all_types_that_estimators_take(session: Any, knows_sh
     assert [row["y__output"] for row in twice.transform(rows).collect()] == [2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize("knows_shapes", [True, False], ids=["trained", "made"])
+def test_a_lightning_module_gets_whole_numbers_as_in_training(session: Any, knows_shapes: bool) -> None:
+    lightning = pytest.importorskip("lightning")
+    import torch
+
+    from horovod.spark.lightning import TorchModel
+
+    class Ids(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.Embedding.from_pretrained(torch.tensor([[1.0], [2.0], [3.0]]))
+
+        def forward(self, ids: Any, pair: Any, flag: Any, x: Any) -> Any:
+            assert [each.dtype for each in (flag, x)] == [torch.bool, torch.float32]
+            return self.weights(ids % 3)[:, 0] + self.weights(pair).sum((1, 2)) + flag + x
+
+    rows = session.range(2).selectExpr(
+        "id + bigint(1e12) as ids", "array(int(id), 2) as pair", "id = 1 as flag", "0.25D as x"
+    )
+    shapes = [[], [2], [], []] if knows_shapes else None
+    model = TorchModel(model=Ids(), feature_columns=rows.columns, label_columns=["y"], row_shapes=shapes)
+    assert 10**12 % 3 == 1
+    assert sorted(row["y__output"] for row in model.transform(rows).collect()) == [2 + 4 + 0.25, 3 + 5 + 1 + 0.25]
+
+
 @pytest.mark.parametrize("classes", [1, 3])
 def test_models_may_squeeze_their_outputs(session: Any, classes: int) -> None:
     """Also if Spark passes a single row, or a single one is left for the last batch."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types
 
 from horovod.errors import RequestError
 
-__all__ = ["check_flag", "check_numbers"]
+__all__ = ["check_flag", "check_numbers", "dtype_of"]
+
+_DTYPES = {"boolean": "bool", "tinyint": "i1", "smallint": "i2", "int": "i4", "bigint": "i8", "float": "f4"}
 
 
 def _is_number(kind: types.DataType) -> bool:
@@ -23,6 +26,13 @@ def _has_numbers(kind: types.DataType) -> bool:
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     return _is_number(kind)
+
+
+def dtype_of(kind: types.DataType) -> np.dtype[Any]:
+    """Return the dtype of numpy for the numbers of a column."""
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    return np.dtype(_DTYPES.get(kind.simpleString(), "f8"))  # also for decimals
 
 
 def _check(df: Any, columns: Sequence[str], allows: Callable[[types.DataType], bool], allowed: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import lightning
@@ -12,7 +13,7 @@ from horovod.spark.common.params import has_params
 from horovod.spark.common.training import Trained
 from horovod.spark.lightning.training import train
 from horovod.spark.torch.estimator import TorchModel as PlainModel
-from horovod.spark.torch.tensors import load_state
+from horovod.spark.torch.tensors import load_state, predictor
 
 __all__ = ["TorchEstimator", "TorchModel"]
 
@@ -70,3 +71,5 @@ class TorchEstimator(HorovodEstimator):
 
 class TorchModel(PlainModel):
     """Predict with the ``forward`` of a LightningModule; its arguments are those of ``HorovodModel``."""
+
+    _predictor = staticmethod(functools.partial(predictor, keeps_integers=True))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
@@ -17,7 +16,7 @@ import horovod.torch as hvd
 from horovod.lightning import HorovodStrategy
 from horovod.spark.common.reading import Batch, Reader
 from horovod.spark.common.training import Trained, Training, TrainingJob
-from horovod.spark.torch.tensors import dtype_of, state_bytes
+from horovod.spark.torch.tensors import dtype_of, state_bytes, tensor_of
 
 __all__ = ["train"]
 
@@ -37,10 +36,7 @@ class _Batches(torch.utils.data.IterableDataset[Any]):
             yield self._tensors(batch)
 
     def _tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
-        made = {}
-        for name, value in batch.items():
-            tensor = torch.from_numpy(np.ascontiguousarray(value))
-            made[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        made = {name: tensor_of(value, self.dtype) for name, value in batch.items()}
         params = self.training.params
         for names, shapes in ((params.feature_cols, params.input_shapes), (params.label_cols, params.label_shapes)):
             for name, shape in zip(names, shapes or (), strict=bool(shapes)):

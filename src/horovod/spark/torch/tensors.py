@@ -12,7 +12,7 @@ import torch
 from horovod.errors import RequestError
 from horovod.spark.common.model import Predict
 
-__all__ = ["dtype_of", "load_state", "outputs_of", "predictor", "reshaped", "state_bytes", "tensors"]
+__all__ = ["dtype_of", "load_state", "outputs_of", "predictor", "reshaped", "state_bytes", "tensor_of", "tensors"]
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
@@ -47,6 +47,12 @@ def tensors(
     return made
 
 
+def tensor_of(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """Return an array as a tensor: floating-point numbers with the given dtype, whole numbers as they are."""
+    tensor = torch.from_numpy(np.require(array, requirements=("C", "W")))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
 def reshaped(values: Sequence[torch.Tensor], shapes: Any) -> list[torch.Tensor]:
     """Return tensors with the given shapes; unchanged if ``shapes`` is not set."""
     return [value.reshape(shape) for value, shape in zip(values, shapes, strict=True)] if shapes else list(values)
@@ -57,13 +63,22 @@ def outputs_of(returned: Any) -> list[torch.Tensor]:
     return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
-def predictor(objects: dict[str, Any]) -> Predict:
-    """Return the prediction function for the model in an estimator's or model's parameters."""
+def predictor(objects: dict[str, Any], keeps_integers: bool = False) -> Predict:
+    """Return the prediction function for the model in an estimator's or model's parameters.
+
+    Args:
+        objects: the parameters.
+        keeps_integers: whether the model gets whole numbers as they are, not as floating-point numbers.
+    """
     model: torch.nn.Module = objects["model"].eval()
     dtype, names = dtype_of(model), objects["feature_columns"]
 
     def predict(features: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        inputs = reshaped(tensors(features, names, dtype, torch.device("cpu")), objects["input_shapes"])
+        if keeps_integers:
+            made = [tensor_of(array, dtype) for array in features]
+        else:
+            made = tensors(features, names, dtype, torch.device("cpu"))
+        inputs = reshaped(made, objects["input_shapes"])
         with torch.inference_mode():
             return [output.double().numpy() for output in outputs_of(model(*inputs))]
 
