@@ -100,7 +100,8 @@ def test_pipelines_are_saved_and_loaded(df: Any, tmp_path: Path, monkeypatch: py
 
     store = Store.create(str(tmp_path / "store"), storage_options={"auto_mkdir": True})
     assembler = VectorAssembler(inputCols=["features", "flag"], outputCol="joined")
-    estimator = torch_estimator(store, num_proc=2, feature_cols=["joined", "extra"], validation=0.25)
+    own = {"feature_cols": ["joined", "extra"], "validation": 0.25, "sample_weight_col": None}
+    estimator = torch_estimator(store, num_proc=2, **own)
     estimator.getModel().first = __import__("torch").nn.Linear(4, 4).double()
     estimator.setOptimizer(__import__("torch").optim.SGD(estimator.getModel().parameters(), 0.01))
     Pipeline(stages=[assembler, estimator]).save(str(tmp_path / "pipeline"))
@@ -108,6 +109,7 @@ def test_pipelines_are_saved_and_loaded(df: Any, tmp_path: Path, monkeypatch: py
     stage = loaded.getStages()[1]
     assert (stage.uid, stage.getBatchSize(), stage.getStore().storage_options) == (estimator.uid, BATCH, {})
     assert stage.getStore().prefix_path == store.prefix_path
+    assert stage.isSet("sample_weight_col") and stage.getSampleWeightCol() is None
     known = {id(parameter) for parameter in stage.getModel().parameters()}
     assert {id(p) for p in stage.getOptimizer().param_groups[0]["params"]} == known
 

@@ -78,6 +78,8 @@ class _Reader(MLReader):
 
 
 def _is_plain(value: Any) -> bool:
+    if value is None:  # Spark's reader gives it to the parameter's converter, which refuses it
+        return False
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
