@@ -198,6 +198,39 @@ def test_a_resumed_run_of_keras_has_the_gradients_of_all_ranks_in_an_unfinished_
         np.testing.assert_allclose(mine, other, rtol=1e-6)
 
 
+@pytest.mark.parametrize("keeps", ["best", "average"])
+def test_a_known_run_of_keras_returns_the_best_model_or_the_average_of_all_its_epochs(
+    df: Any, tmp_path: Path, keeps: str
+) -> None:
+    keras = pytest.importorskip("keras")
+    import horovod.keras as hvd
+    from horovod.spark.keras import KerasEstimator
+
+    store = Store.create(str(tmp_path))
+    write(df, store, None, ["extra", "label"], None, 3, 6)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    def fit(epochs: int) -> Any:
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", mode="max") if keeps == "best" else None
+        return KerasEstimator(
+            store=store, model=model, optimizer=keras.optimizers.SGD(0.02, use_ema=keeps == "average"), loss="mse",
+            feature_cols=["extra"], label_cols=["label"], epochs=epochs, random_seed=3, backend=Processes(),
+            run_id="run", verbose=0, checkpoint_callback=best,
+        ).fit_on_parquet()  # fmt: skip
+
+    first = fit(1).getModel().get_weights()
+    if keeps == "best":
+        resumed = fit(3)
+        loss = resumed.getHistory()["loss"]
+        assert max(loss) == loss[0]
+    else:
+        with pytest.warns(UserWarning, match="nothing was trained"):
+            resumed = fit(1)
+    for mine, other in zip(resumed.getModel().get_weights(), first, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
 def test_a_resumed_run_of_lightning_lowers_the_rate_on_a_plateau_as_the_whole_one_does(df: Any, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     import torch

@@ -72,9 +72,9 @@ class _Data(keras.utils.PyDataset):
 class _Progress(keras.callbacks.Callback):
     """Tells the data the number of the epoch, and writes a checkpoint after each epoch."""
 
-    def __init__(self, training: Training, data: _Data) -> None:
+    def __init__(self, training: Training, data: _Data, best: Path) -> None:
         super().__init__()
-        self.training, self.data = training, data
+        self.training, self.data, self.best = training, data, best
         self.history: dict[str, list[Any]] = dict(training.history or {})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -89,7 +89,21 @@ class _Progress(keras.callbacks.Callback):
         self.training.save(epoch + 1, self.history, self._write)
 
     def _write(self, path: str) -> None:
-        Path(path).write_bytes(_file_of(self.model))
+        parts: dict[str, Any] = {"last": np.frombuffer(_file_of(self.model), np.uint8)}
+        value = getattr(self.training.params.checkpoint_callback, "best", None)
+        if value is not None and self.best.exists():
+            parts |= {"best": np.frombuffer(self.best.read_bytes(), np.uint8), "value": float(value)}
+        with open(path, "wb") as file:
+            np.savez(file, **parts)
+
+
+def _restore(training: Training, model: Any, best: Path) -> None:
+    """Reverse ``_Progress._write``."""
+    with np.load(io.BytesIO(training.state or b""), allow_pickle=False) as saved:
+        _load_file(model, saved["last"].tobytes())
+        if "best" in saved and training.params.checkpoint_callback:
+            best.write_bytes(saved["best"].tobytes())
+            training.params.checkpoint_callback.best = float(saved["value"])
 
 
 def _file_of(model: Any) -> bytes:
@@ -150,25 +164,27 @@ def train(job: TrainingJob) -> Trained | None:
     )  # fmt: skip
     loss = losses[0] if isinstance(losses, list | tuple) and len(losses) == 1 else losses
     model.compile(optimizer, loss, loss_weights=params.loss_weights, metrics=params.metrics or None)
-    if training.state:
-        _load_file(model, training.state)
     data = _Data(training, model, training.train, training.steps, goes_on=True)
     checks = training.val and _Data(training, model, training.val, training.val_steps, goes_on=False)
-    progress = _Progress(training, data)
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
-        *(params.callbacks or []), progress,
+        *(params.callbacks or []),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         best = Path(folder, "best.weights.h5")
         if params.checkpoint_callback:
             params.checkpoint_callback.filepath, params.checkpoint_callback.save_weights_only = str(best), True
             callbacks.append(params.checkpoint_callback)
+        progress = _Progress(training, data, best)
+        if training.state:
+            _restore(training, model, best)
         if training.epochs:
             model.fit(
                 data, validation_data=checks, epochs=params.epochs, initial_epoch=training.start, shuffle=False,
-                verbose=2 if training.is_loud else 0, callbacks=callbacks,
+                verbose=2 if training.is_loud else 0, callbacks=[*callbacks, progress],
             )  # fmt: skip
+        else:  # as fit() does at its end: take the average of the weights, if the optimizer keeps one
+            model.optimizer.finalize_variable_values(model.trainable_variables)
         if best.exists():
             model.load_weights(best)
     return training.result(arrays_of(model), progress.history, training.shapes())
