@@ -100,6 +100,25 @@ def test_an_epoch_that_has_begun_goes_on() -> None:
     assert not np.array_equal(dealer.order(), Dealer(10, 2, shuffle=True, seed=3).order())
 
 
+def test_a_loop_without_batches_is_told_unless_it_is_the_first_one(caplog: pytest.LogCaptureFixture) -> None:
+    dealer = Dealer(4, 2)
+
+    def loop() -> int:
+        count = 0
+        for count, _ in enumerate(dealer.batches(0, 2), 1):
+            dealer.confirm()
+        return count
+
+    assert loop() == 1
+    dealer.reset()  # as after a loss behind the last step of an epoch
+    assert (loop(), caplog.text) == (0, "")
+    assert loop() == 0
+    assert "call set_epoch(1) before it" in caplog.text
+    caplog.clear()
+    dealer.set_epoch(1)
+    assert (loop(), caplog.text) == (1, "")
+
+
 def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="batch_size 1 or more"):
         Dealer(3, 0)

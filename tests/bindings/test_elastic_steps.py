@@ -182,6 +182,11 @@ def test_a_step_needs_a_state() -> None:
         train(3)
 
 
+def test_only_a_function_is_trained() -> None:
+    with pytest.raises(ValueError, match=rf"takes the training function. Received: int \(at {__file__}:"):
+        run(3)
+
+
 def test_nothing_is_sent_where_no_rank_is_behind(job: Job) -> None:
     sent: list[Any] = []
     state = ObjectState(lambda value: sent.append(value) or value, lambda: 0, batch=0)

@@ -390,3 +390,11 @@ def test_a_sampler_keeps_an_epoch_that_has_begun(job: Job) -> None:
 def test_a_training_function_needs_a_state() -> None:
     with pytest.raises(ValueError, match=rf"needs a state first. Received: Linear \(at {__file__}:"):
         hvd.elastic.run(lambda _: None)(torch.nn.Linear(1, 1))
+
+
+def test_a_model_or_optimizer_without_a_state_is_refused(job: Job) -> None:
+    with pytest.raises(ValueError, match=r"model is not one of torch. Received: OrderedDict"):
+        hvd.elastic.TorchState(parts()[0].state_dict())
+    with pytest.raises(ValueError, match=r"optimizer is not one of torch. Received: Adam, not called"):
+        hvd.elastic.TorchState(parts()[0], torch.optim.Adam)
+    assert hvd.elastic.TorchState(None, torch.amp.GradScaler("cpu"))  # has a state, as wrappers of optimizers have

@@ -74,6 +74,9 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
 
 def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..., R]:
+    if not callable(func):
+        raise wrong_argument(f"hvd.elastic.run takes the training function. Received: {type_name(func)}")
+
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
         if not isinstance(state, State):

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from horovod.logs import logger
+
 __all__ = ["Deal", "Dealer", "deal_list", "shuffled"]
 
 #: The smallest batch to which two samples may be added.
@@ -109,6 +111,7 @@ class Dealer:
         self._shuffle, self._seed = shuffle, seed
         self.epoch = self.taken = 0
         self._handed = 0
+        self._has_ended = False  # a loop has come to its end since the last reset() and set_epoch()
         self._order: tuple[int, Positions] | None = None
 
     @property
@@ -127,7 +130,7 @@ class Dealer:
         """Begin an epoch; does nothing if this epoch has begun and has samples left."""
         if epoch != self.epoch or not self.left:
             self.epoch, self.taken = epoch, 0
-        self._handed = self.taken
+        self.reset()
 
     def steps(self, size: int) -> int:
         """Return the number of remaining steps with ``size`` ranks."""
@@ -140,11 +143,14 @@ class Dealer:
             rank: rank of this process.
             size: number of ranks.
         """
+        if self._has_ended and not self.left:  # a loop after a restart has nothing left to do, too, but is the first
+            logger.warning("a loop over a shard has no batches: call set_epoch(%d) before it", self.epoch + 1)
         before, left = self.taken, self.order()[self.taken :]
         deal = Deal(len(left), size, self.batch_size)
         for step in range(deal.steps):
             self._handed = before + deal.taken(step + 1)
             yield left[deal.share(step, rank)].tolist()
+        self._has_ended = True
 
     def confirm(self) -> None:
         """Count the batches that were handed out as taken."""
@@ -152,7 +158,7 @@ class Dealer:
 
     def reset(self) -> None:
         """Forget batches that were handed out and not confirmed."""
-        self._handed = self.taken
+        self._handed, self._has_ended = self.taken, False
 
     def state_dict(self) -> dict[str, int]:
         """Return epoch and number of samples taken; the same on all ranks."""

@@ -19,7 +19,7 @@ from horovod.errors import HostsUpdatedInterrupt
 from horovod.logs import logger
 from horovod.phrases import few
 
-__all__ = ["ObjectState", "State"]
+__all__ = ["ObjectState", "State", "has_state"]
 
 
 class State:
@@ -277,14 +277,14 @@ class ObjectState(State):
         known = {name: value for name, value in values["attributes"].items() if name in self._saved_state}
         if missing := [name for name in self._saved_state if name not in known]:
             logger.warning("the checkpoint has no value of %s; the script's own is kept", few(missing))
-        self._load({name: _Held(value) if _has_state(getattr(self, name)) else value for name, value in known.items()})
+        self._load({name: _Held(value) if has_state(getattr(self, name)) else value for name, value in known.items()})
 
     def _present(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved_state}
 
     def _states(self) -> dict[str, Any]:
         """Return the attributes by name; those with ``state_dict`` as ``_Held``."""
-        return {n: _Held(value.state_dict()) if _has_state(value) else value for n, value in self._present().items()}
+        return {n: _Held(value.state_dict()) if has_state(value) else value for n, value in self._present().items()}
 
     def _values(self) -> Iterator[Any]:
         """Yield everything that the state holds."""
@@ -304,13 +304,14 @@ class _Held(NamedTuple):
     state: Any
 
 
-def _has_state(value: Any) -> bool:
+def has_state(value: Any) -> bool:
+    """Whether ``value`` is kept by its ``state_dict`` and ``load_state_dict``."""
     return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _is_dealt(value: Any) -> bool:
     """Whether ``value`` deals samples and needs ``confirm`` and ``reset`` calls, as ``Dealer`` does."""
-    return _has_state(value) and hasattr(value, "confirm") and hasattr(value, "reset")
+    return has_state(value) and hasattr(value, "confirm") and hasattr(value, "reset")
 
 
 def _is_picklable(value: Any) -> bool:

@@ -97,7 +97,7 @@ def decorators(
                     wait((result, [vars(arg) for arg in args[:1]]))
                     return result
 
-            return decorate(call)
+            return decorate(call if callable(func) else func)  # which refuses others
 
         return decorator  # type: ignore[return-value]
 

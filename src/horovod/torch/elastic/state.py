@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from horovod.bindings.elastic import generators
-from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.elastic.state import ObjectState, has_state
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.objects import broadcast_object
 from horovod.torch.elastic.capture import Capture
 from horovod.torch.elastic.handlers import (
@@ -71,6 +72,7 @@ class TorchState(ObjectState):
 
     Raises:
         ValueError: a keyword is the name of a method.
+        RequestError: the model or the optimizer is another object, without ``state_dict`` and ``load_state_dict``.
     """
 
     _generators = (*generators.BUILT_IN, *_GENERATORS)
@@ -82,6 +84,9 @@ class TorchState(ObjectState):
         self._check_names(kwargs)
         kwargs.update(model=model, optimizer=optimizer)
         found = {name: handler for name, value in kwargs.items() if (handler := _handler_of(value)) is not None}
+        for name, value in (("model", model), ("optimizer", optimizer)):
+            if value is not None and name not in found and not has_state(value):
+                raise wrong_argument(f"TorchState's {name} is not one of torch. Received: {type_name(value)}")
         for name, handler in found.items():
             handler.save()  # a user's handler may not save in its constructor
             object.__setattr__(self, name, handler.value)
