@@ -47,9 +47,8 @@ DISAGREEMENTS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("case", sorted(DISAGREEMENTS))
-@on_ranks()
+@on_ranks(3)
 def test_disagreement_is_an_error_on_every_rank(case: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         DISAGREEMENTS[case]()

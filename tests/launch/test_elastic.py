@@ -106,14 +106,14 @@ def done(ended: Ended) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("act", "how"),
+    ("act", "how", "ready"),
     [
-        ("kill", "was killed by SIGKILL"),
-        ("exit 7", "ended with exit code 7"),
-        ("exit 0", "left with exit code 0"),
+        ("kill", "was killed by SIGKILL", SOON),
+        ("kill", "was killed by SIGKILL", (*NEVER, "--spares", "1")),
+        ("exit 7", "ended with exit code 7", SOON),
+        ("exit 0", "left with exit code 0", SOON),
     ],
 )
-@pytest.mark.parametrize("ready", [SOON, (*NEVER, "--spares", "1")], ids=["again", "spare"])
 def test_a_lost_rank_is_replaced(act: str, how: str, ready: tuple[str, ...], script: str) -> None:
     plan = json.dumps({"acts": {"1": act}, "after": 1, "size": 3})
     ended = horovodrun("-np", "3", "--min-np", "2", *ready, PY, script, plan)

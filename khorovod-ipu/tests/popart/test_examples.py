@@ -17,7 +17,7 @@ from scripts import run_script
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("np", [1, 3])
 def test_digits_reach_95_percent_on_any_number_of_ranks(np: int, tmp_path: Path) -> None:
     script = ROOT / "khorovod-ipu" / "src" / "khorovod_ipu" / "examples" / "popart_digits.py"
     code, output = run_script(script, np, tmp_path, "popart", ["--epochs", "5"])
@@ -69,9 +69,8 @@ def _simple_distributed_training() -> tuple[Any, Any]:
     return anchors[loss], weights[w]
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_the_calls_of_simple_distributed_training(size: int) -> None:
-    results = run_ranks(size, _simple_distributed_training, init=False, framework="popart")
+def test_the_calls_of_simple_distributed_training() -> None:
+    results = run_ranks(2, _simple_distributed_training, init=False, framework="popart")
     for losses, weights in results:
         assert losses.shape == (32,)
         assert (weights == results[0][1]).all(), "the ranks have different bits"
