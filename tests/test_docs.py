@@ -22,7 +22,8 @@ RUN = [sample for sample in SAMPLES if "not run" not in sample.options]
 
 def framework_of(sample: Sample) -> str:
     """Which framework its ranks may have loaded beforehand: none where the launcher is a part of what it shows."""
-    used = re.findall(r"^ *(?:import|from) horovod\.(torch|tensorflow|keras|jax|popart)", sample.text, re.MULTILINE)
+    imports = r"^ *(?:import|from) (?:horovod\.|(?=tensorflow\.python\.ipu))(torch|tensorflow|keras|jax|popart)"
+    used = re.findall(imports, sample.text, re.MULTILINE)
     by_rank = all(re.match(r"\[\d\]<std(out|err)>:", line) for line in sample.output)
     if not used or not by_rank or "exit" in sample.options:
         return ""
