@@ -1,11 +1,13 @@
-"""Averages of equal tensors are these tensors, and factors multiply as in the tensor's dtype, for 2 to 6 ranks."""
+"""Averages of equal tensors are these tensors, and factors multiply as in the tensor's dtype.
+
+``tests/transports/test_averages.py`` takes 2 to 6 ranks over every route.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from harness import on_ranks
 
@@ -22,8 +24,7 @@ def _tensors(count: int) -> list[torch.Tensor]:
     return [drawn.to(dtype) for dtype in DTYPES] + whole
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-@on_ranks()
+@on_ranks(3)
 def test_factors_multiply_in_the_dtype_of_the_tensor() -> None:
     """One rank has the tensor and the others zeros, so that nothing but the factor rounds."""
     rank, size = hvd.rank(), hvd.size()
@@ -47,8 +48,7 @@ def test_factors_multiply_in_the_dtype_of_the_tensor() -> None:
                         np.testing.assert_array_equal(horovod.numpy.allreduce(tensor.numpy(), **most), want.numpy())
 
 
-@pytest.mark.parametrize("ranks", [3, 6])
-@on_ranks()
+@on_ranks(3)
 def test_equal_gradients_average_to_themselves() -> None:
     """Every rank has the same gradients, so that the reduced ones are the local ones; a factor of 2 is exact."""
     cases: list[tuple[dict[str, Any], Any]] = [

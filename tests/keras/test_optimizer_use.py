@@ -1,16 +1,14 @@
-"""Distributed optimizers in use: loss scaling, files, loops of one's own, wrong arguments, and ranks that die."""
+"""Distributed optimizers in use: loss scaling, files, loops of one's own, and wrong arguments."""
 
 from __future__ import annotations
 
-import os
-import signal
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, on_ranks
+from harness import on_ranks
 from later import later
 
 from horovod.errors import MismatchError
@@ -217,27 +215,3 @@ def test_wrong_arguments_are_told_with_their_line() -> None:
         hvd.DistributedOptimizer(sgd(0.1), process_set=[0, 1])
     with pytest.raises(TypeError, match=r"^LearningRateWarmupCallback.__init__\(\) missing .*'initial_lr'"):
         hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=5, verbose=1)  # as in old scripts
-
-
-def _die() -> str:
-    from keras_models import fit, small
-
-    class Die(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch == 2 and hvd.rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    model = small(seed=0)
-    model.compile(hvd.DistributedOptimizer("sgd"), "mse")
-    with pytest.raises(Exception) as caught:
-        fit(model, [Die()])
-    return f"{type(caught.value).__name__}: {caught.value}"
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_inside_fit_ends_the_others(backend: str) -> None:
-    first, second = Ranks(2, _die, framework=f"keras-{backend}").outcomes()
-    assert second.exitcode == -signal.SIGKILL
-    assert "rank 1" in first.value, first.text
-    assert "was killed by SIGKILL" in first.value
-    assert ("PeerLostError" in first.value) or backend == "tensorflow"
