@@ -12,6 +12,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -41,7 +42,7 @@ class Actor:
         self.condition: Callable[[], bool] | None = None
         self.until: float | None = None
         self.lines = 0
-        self.gate = threading.Semaphore(0)
+        self.gate: SimpleQueue[None] = SimpleQueue()  # a semaphore without lines of Python
         self._stage = stage
         self._act = act
         self.thread = threading.Thread(target=self._play, name=name, daemon=True)
@@ -53,7 +54,7 @@ class Actor:
 
     def _play(self) -> None:
         stage = self._stage
-        self.gate.acquire()
+        self.gate.get()
         sys.settrace(stage.trace)
         try:
             self.result = self._act()
@@ -223,7 +224,7 @@ class Stage:
         self._stuck = self._stuck or "over"
         for actor in self._actors:
             while not actor.is_done:
-                actor.gate.release()
+                actor.gate.put(None)
                 actor.thread.join(0.001)
             actor.thread.join(_LIMIT_S)
 
@@ -261,7 +262,7 @@ class Stage:
         return self._current
 
     def _wait_for_turn(self, me: Actor) -> None:
-        me.gate.acquire()
+        me.gate.get()
         if self._stuck:
             raise _Abandoned
 
@@ -298,7 +299,7 @@ class Stage:
 
     def _hand_to(self, actor: Actor) -> None:
         self._current = actor
-        actor.gate.release()
+        actor.gate.put(None)
 
     def _end(self, why: str = "") -> None:
         if why and not self._stuck:
