@@ -8,11 +8,9 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from clocks import blame_only
 from commands import printed, run
 from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 from heard import heard
@@ -142,33 +140,6 @@ def test_debugging_shows_tracebacks_as_they_are(tmp_path: Path) -> None:
     _, output = run(command, tmp_path)
     assert "PeerLostError: rank 1" in output
     assert f"{Path('horovod', 'engine', 'engine.py')}" in output
-
-
-def _stall_and_read(folder: str) -> Any:
-    blame_only(1, {"gradient": (0, 2)})
-    if hvd.rank() == 1:
-        while context.engine().failure is None:
-            pass
-    try:
-        hvd.allreduce(np.ones(3), name="gradient")
-    except hvd.HorovodInternalError:
-        return "\n".join(examine(Path(folder))[0])
-    return ""
-
-
-@pytest.mark.slow
-def test_a_stall_is_written_down_by_all_ranks(tmp_path: Path) -> None:
-    env = {
-        "HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path),
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1",
-    }
-    outcomes = Ranks(3, _stall_and_read, (str(tmp_path),), env=env).outcomes()
-    assert all(outcome.error is None for outcome in outcomes), [outcome.text for outcome in outcomes]
-    text = "\n".join(examine(tmp_path)[0])
-    assert "dumps of ranks 0, 1, 2" in text
-    assert "allreduce 'gradient'" in text and "submitted by ranks 0, 2, not by rank 1." in text
-    assert "in _stall_and_read" in text
 
 
 def _write_nowhere() -> list[str]:
