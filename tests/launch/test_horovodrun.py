@@ -19,24 +19,22 @@ from horovod.launch.flags import UsageError
 PY = sys.executable
 ALL_KNOWING = """
 import os
-names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
-print(*[os.environ["HOROVOD_" + n] for n in names], os.environ.get("MINE"), os.environ["HOROVOD_START_TIMEOUT"])
+places, settings = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE", "START_TIMEOUT CACHE_CAPACITY CYCLE_TIME"
+places, settings = ([os.environ["HOROVOD_" + name] for name in names.split()] for names in (places, settings))
+print(*places, os.environ.get("MINE"), *settings)
 """
 
 
 @pytest.mark.quick
-def test_ranks_get_their_place_the_environment_and_the_settings() -> None:
-    ended = horovodrun("-np", "2", "--start-timeout", "7", PY, "-c", ALL_KNOWING, MINE="x", HOROVOD_START_TIMEOUT="3")
-    assert ended.code == 0, ended.err
-    assert sorted(ended.lines) == ["[0]<stdout>:0 2 0 2 0 1 x 7", "[1]<stdout>:1 2 1 2 0 1 x 7"]
-    assert ended.err == ""
-
-
-def test_environment_beats_the_yaml_file(tmp_path: Path) -> None:
+def test_ranks_get_their_place_the_environment_and_the_settings(tmp_path: Path) -> None:
+    """A flag counts more than the environment, and that more than the file."""
     (tmp_path / "c.yaml").write_text("params: {cache_capacity: 5, cycle_time_ms: 2}\n")
-    show = "import os; print(os.environ['HOROVOD_CACHE_CAPACITY'], os.environ['HOROVOD_CYCLE_TIME'])"
-    ended = horovodrun("-np", "1", "--config-file", "c.yaml", PY, "-c", show, cwd=tmp_path, HOROVOD_CACHE_CAPACITY="6")
-    assert ended.lines == ["6 2"]
+    flags = ("--start-timeout", "7", "--config-file", "c.yaml")
+    own = {"MINE": "x", "HOROVOD_START_TIMEOUT": "3", "HOROVOD_CACHE_CAPACITY": "6"}
+    ended = horovodrun("-np", "2", *flags, PY, "-c", ALL_KNOWING, cwd=tmp_path, **own)
+    assert ended.code == 0, ended.err
+    assert sorted(ended.lines) == ["[0]<stdout>:0 2 0 2 0 1 x 7 6 2", "[1]<stdout>:1 2 1 2 0 1 x 7 6 2"]
+    assert ended.err == ""
 
 
 SECRETS = """
@@ -184,9 +182,7 @@ def test_threads_are_shared_out_and_one_line_says_so() -> None:
     [
         ((), "-np is missing"),
         (("-np", "2"), "no command"),
-        (("-np", "0", "true"), "-np (num_proc) must be at least 1; received 0"),
         (("-np", "100000", "true"), "is more than 64 ranks for each of"),
-        (("-np", "2", "-H", "localhost:1", "true"), "Requested more processes (2)"),
         (("-np", "2", "-hostfile", "/no/such", "true"), "-hostfile /no/such: No such file"),
         (("-np", "2", "no-such-command"), "'no-such-command' was not found"),
         (("-np", "2", "/etc/passwd"), "'/etc/passwd' is not executable; `chmod +x /etc/passwd`"),

@@ -67,7 +67,7 @@ def test_survivors_go_on_as_if_the_lost_rank_had_never_been(place: str, victim: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["callback", "sync", "forward"])
+@pytest.mark.parametrize("place", ["callback", "forward"])  # tests/elastic/test_phases.py has others
 def test_a_second_rank_is_lost_while_the_others_recover(place: str) -> None:
     deaths = {3: ("backward", 2, 1), 0: (place, 2, 2)}
     with ElasticJob(train_steps, Policy(4, minimum=2), {"a": 4}, (deaths, STEPS)) as job:
