@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 
 import numpy as np
@@ -12,24 +11,6 @@ import pytest
 from harness import on_ranks, run_ranks
 
 import horovod.numpy as hvd
-
-SHAPES = [(2, 2), (3, 1), (1, 1, 2)]
-
-
-@pytest.mark.parametrize("hosts", SHAPES, ids=lambda hosts: "+".join(map(str, hosts)))
-@on_ranks(4, given=["hosts"])
-def test_named_operations_in_another_order_on_every_rank(count: int = 12) -> None:
-    rank, size = hvd.rank(), hvd.size()
-    rng = random.Random(rank)
-    for elements in (1, 1, 1, 1, 40_000, 40_000, 40_000):
-        numbers = list(range(count))
-        rng.shuffle(numbers)
-        handles = {n: hvd.allreduce_async(np.full(elements, n + rank), name=str(n), op=hvd.Sum) for n in numbers}
-        rng.shuffle(numbers)
-        for n in numbers:
-            got, want = hvd.synchronize(handles[n]), n * size + size * (size - 1) // 2
-            wrong = np.flatnonzero(got != want)
-            assert not wrong.size, (elements, n, want, wrong.size, wrong[:3], got[wrong[:3]])
 
 
 def _count_messages(rounds: int) -> tuple[int, int]:
