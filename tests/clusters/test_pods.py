@@ -211,16 +211,7 @@ def test_a_worker_of_an_mpi_job_that_comes_back_with_another_address_joins(tmp_p
         script = tmp_path / "discover_hosts.sh"
         script.write_text("#!/bin/sh\n" + "".join(f"echo {pod}\n" for pod in pods))
         script.chmod(0o755)
-        flags = [
-            "--min-np",
-            "1",
-            "--max-np",
-            "2",
-            "-np",
-            "2",
-            "--host-discovery-script",
-            str(script),
-        ]
+        flags = ["--min-np", "1", "--max-np", "2", "-np", "2", "--host-discovery-script", str(script)]
         words = [sys.executable, "-m", "horovod.launch.cli", *flags, sys.executable, "-c", ELASTIC]
         launcher = start(own, "login", words, **IN_POD, OMP_NUM_THREADS="1")
         while "trains on b" not in (line := launcher.stdout.readline()):

@@ -140,10 +140,7 @@ def test_different_numbers_of_steps_are_an_error_that_says_what_to_do(kind: str)
         "metrics": [hvd.callbacks.MetricAverageCallback()],
     }[kind]
     inputs = (x[: 8 * steps], y[: 8 * steps]) if kind == "known" else (batches(),)
-    with (
-        warnings.catch_warnings(),
-        pytest.raises(Exception) as caught,
-    ):
+    with warnings.catch_warnings(), pytest.raises(Exception) as caught:
         warnings.simplefilter("ignore")
         model.fit(*inputs, **({"batch_size": 8} if kind == "known" else {}), verbose=0, callbacks=callbacks)
     text = str(caught.value)

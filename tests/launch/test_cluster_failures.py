@@ -64,11 +64,7 @@ FAULTS: dict[str, tuple[Callable[[Job], None], int, str]] = {
     "a rank": (lambda job: job.kill("sh -c setsid"), 137, "rank 3 on b (pid "),
     "Ctrl-C": (lambda job: job.running.process.send_signal(signal.SIGINT), 130, "SIGINT received; ended 4 of 4 ranks"),
     "kill -9 of horovodrun": (lambda job: job.running.process.kill(), -9, ""),
-    "the connection": (
-        lambda job: job.kill("sshd: root@notty"),
-        1,
-        LOST + "the connection ended",
-    ),
+    "the connection": (lambda job: job.kill("sshd: root@notty"), 1, LOST + "the connection ended"),
     "the agent": (lambda job: job.kill("horovod.launch.agent"), 1, LOST + "the connection ended"),
     "the keeper": (lambda job: job.kill("keeper.py"), 1, LOST),
 }

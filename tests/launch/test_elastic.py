@@ -259,13 +259,7 @@ def test_hosts_grow_and_shrink_and_a_bad_script_changes_nothing(tmp_path: Path, 
     assert "]<stdout>:dismissed\n" in ended.out
     assert re.search(rf"rank \d \(pid \d+ on {HOST}:2\) left; 2 ranks continue", ended.err), ended.err
     told = [line for line in ended.err.splitlines() if "the script for hosts" in line]
-    problems = [
-        "printed no list",
-        "printed no host",
-        "did not end within 1000 s",
-        "exit code 3: no answer",
-        "again",
-    ]
+    problems = ["printed no list", "printed no host", "did not end within 1000 s", "exit code 3: no answer", "again"]
     assert len(told) == len(problems), told
     assert all(problem in line for problem, line in zip(problems, told, strict=True)), told
 

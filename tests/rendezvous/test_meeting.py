@@ -14,18 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from clocks import let_time_run_out
-from meetings import (
-    KEY,
-    LONG_S,
-    SHORT_S,
-    Attempt,
-    Elsewhere,
-    answer,
-    dial,
-    greeting,
-    listening,
-    send,
-)
+from meetings import KEY, LONG_S, SHORT_S, Attempt, Elsewhere, answer, dial, greeting, listening, send
 
 from horovod import _version
 from horovod.errors import InitError, PeerLostError

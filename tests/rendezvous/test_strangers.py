@@ -18,17 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from meetings import (
-    LONG_S,
-    SHORT_S,
-    Attempt,
-    dial,
-    greeting,
-    listening,
-    name_of,
-    send,
-    world_of,
-)
+from meetings import LONG_S, SHORT_S, Attempt, dial, greeting, listening, name_of, send, world_of
 
 from horovod.errors import InitError
 from horovod.rendezvous import host_meeting as guests

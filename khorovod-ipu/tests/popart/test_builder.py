@@ -113,10 +113,7 @@ def test_hints_and_annotations_are_kept_and_change_nothing() -> None:
     x = builder.addInputTensor("FLOAT", [2, 2])
     off_chip = popart.TensorLocation(popart.TensorStorage.OffChip)
     with builder.outlineAttributes({"block": "1"}), builder.schedulePriority(5.0), builder.executionPhase(1):
-        with (
-            builder.nameScope("inner"),
-            builder.outputTensorLocation(off_chip),
-        ):
+        with builder.nameScope("inner"), builder.outputTensorLocation(off_chip):
             y = builder.aiOnnx.matmul([x, x])
             assert (builder.getNameScope("z"), builder.getExecutionPhase(), builder.hasPipelineStage()) == (
                 "inner/z",

@@ -22,13 +22,7 @@ def _keras() -> list[Any]:
     rank, size = strategy.extended._collectives.rank, strategy.num_replicas_in_sync
     keras.utils.set_random_seed(rank)
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((4,)),
-                keras.layers.Dense(8, activation="tanh"),
-                keras.layers.Dense(1),
-            ]
-        )
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     inputs = np.arange(48, dtype="float32").reshape(2, 6, 4) % 7 - 3
 
@@ -108,13 +102,7 @@ def test_an_estimator_trains_a_model_of_keras_3_and_finds_its_weights_when_it_ev
 
 def _program() -> dict[str, Any]:
     import tensorflow as tf
-    from tensorflow.python.ipu import (
-        ipu_compiler,
-        ipu_infeed_queue,
-        ipu_outfeed_queue,
-        loops,
-        pipelining_ops,
-    )
+    from tensorflow.python.ipu import ipu_compiler, ipu_infeed_queue, ipu_outfeed_queue, loops, pipelining_ops
 
     import khorovod_ipu.tensorflow  # noqa: F401 - makes the next line work without an installation
     from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
