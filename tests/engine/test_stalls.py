@@ -230,7 +230,7 @@ class Faulty(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if hvd.rank() == CULPRIT:
+        if hvd.rank() == 0:
             raise ValueError("not a number")
         return gradient
 
@@ -243,12 +243,10 @@ optimizer.step()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_an_exception_inside_backward_is_named_on_the_other_ranks(tmp_path: Path, culprit: int) -> None:
+def test_an_exception_inside_backward_is_named_on_the_other_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(IN_BACKWARD.replace("CULPRIT", str(culprit)))
+    script.write_text(IN_BACKWARD)
     code, output = run([*PATIENT, "-np", "2", "python", str(script)], tmp_path, OMP_NUM_THREADS="1")
     assert code == 1
-    lost, other = f"PeerLostError: rank {culprit}", f"[{1 - culprit}]"
-    [error] = [line for line in output.splitlines() if lost in line and line.startswith(other)]
+    [error] = [line for line in output.splitlines() if "PeerLostError: rank 0" in line and line.startswith("[1]")]
     assert f"ended with ValueError: not a number at {script}:13" in error
