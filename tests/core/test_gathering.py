@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper import PaperHandle, PaperJob, Script, play, request, shuffled
-from paper_hosts import PaperHosts
+from paper_hosts import PaperHosts, spread
 
 from benchmarks.control import Simulation
 from horovod.core.gathering import DeclareGroup, SubmitGroups
@@ -24,12 +24,6 @@ orders = settings(max_examples=80)
 randoms = st.builds(random.Random, st.integers(0, 1 << 32))
 shapes = st.sampled_from([[1, 1], [2, 1], [2, 2], [1, 1, 2], [3, 2]])
 JOIN = request("join", Kind.JOIN)
-
-
-def _hosts(counts: Sequence[int], rng: random.Random) -> list[list[int]]:
-    """Ranks of hosts; launchers number them in any way."""
-    ranks = iter([0, *rng.sample(range(1, sum(counts)), sum(counts) - 1)])
-    return [[next(ranks) for _ in range(count)] for count in counts]
 
 
 def _program(rng: random.Random, size: int) -> list[list[Request]]:
@@ -62,7 +56,7 @@ def test_every_rank_is_answered_as_if_each_had_submitted_by_itself(
     """Same submissions, same looks: by name the same answers at the same look, joins, mismatches and all."""
     size = sum(counts)
     plain = PaperJob(size, capacity=capacity, signatures=signatures)
-    hosts = PaperHosts(_hosts(counts, rng), random.Random(rng.random()), capacity=capacity, signatures=signatures)
+    hosts = PaperHosts(spread(counts, rng), random.Random(rng.random()), capacity=capacity, signatures=signatures)
     mine: list[tuple[PaperHandle, PaperHandle]] = []
 
     def compare() -> None:
@@ -100,7 +94,7 @@ def test_hosts_that_lag_behind_each_other_get_one_log(
 ) -> None:
     """Messages of hosts and log entries move in any order between them; nobody waits for ever."""
     size = sum(counts)
-    job = PaperHosts(_hosts(counts, rng), rng, threshold, capacity, signatures)
+    job = PaperHosts(spread(counts, rng), rng, threshold, capacity, signatures)
 
     def script(rank: int, programs: list[list[list[Request]]], joins: bool) -> Script:
         for program in programs:
@@ -121,36 +115,6 @@ def test_hosts_that_lag_behind_each_other_get_one_log(
                     program[rank] = []
         play(job, [script(rank, programs, joins) for rank in range(size)], rng.choice)
         job.assert_quiet()
-
-
-@orders
-@given(counts=shapes, rng=randoms)
-def test_leaving_fails_exactly_what_the_leaver_owes(counts: list[int], rng: random.Random) -> None:
-    size = sum(counts)
-    job = PaperHosts(_hosts(counts, rng), rng)
-    names = [f"t{i}" for i in range(6)]
-    for _ in range(3):  # so that all groups have numbers
-        for rank in range(size):
-            for name in names:
-                job.submit(rank, request(name))
-        job.settle_all()
-    leaver = rng.randrange(size)
-    owed = set(rng.sample(names, rng.randrange(7)))
-    handles: dict[tuple[int, str], PaperHandle] = {}
-    actions = [(rank, name) for rank in range(size) for name in names if rank != leaver or name not in owed]
-    rng.shuffle(actions)
-    last = max([i for i, (rank, _) in enumerate(actions) if rank == leaver], default=-1)
-    actions.insert(rng.randrange(last + 1, len(actions) + 1), (leaver, "leave"))
-    for rank, name in actions:
-        if name == "leave":
-            job.leave(rank, "rank ended its script")
-        else:
-            handles[rank, name] = job.submit(rank, request(name))
-        if rng.random() < 0.3:
-            job.settle()
-    job.assert_quiet()
-    for (_, name), handle in handles.items():
-        assert handle.response.error == ("rank ended its script" if name in owed else "")
 
 
 def _rounds(job: PaperHosts, rounds: int, *requests: Request) -> None:

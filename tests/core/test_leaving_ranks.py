@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper import PaperHandle, PaperJob, Script, play, request
+from paper_hosts import PaperHosts, spread
 
 from horovod.core.requests import Kind, ReduceOp
 
@@ -20,22 +22,31 @@ def _error(handle: PaperHandle) -> str:
     return handle.response.error
 
 
-@orders
-@given(size=st.sampled_from([2, 3, 5]), rng=randoms)
-def test_leaving_fails_exactly_what_the_leaver_owes(size: int, rng: random.Random) -> None:
-    job = PaperJob(size)
-    leaver = rng.randrange(size)
+@settings(max_examples=160)
+@given(
+    counts=st.sampled_from([[2], [3], [5], [1, 1], [2, 1], [2, 2], [1, 1, 2], [3, 2]]),
+    rng=st.builds(random.Random, st.integers(0, 1 << 32)),
+)
+def test_leaving_fails_exactly_what_the_leaver_owes(counts: list[int], rng: random.Random) -> None:
+    """On one host and on several."""
+    size = sum(counts)
+    job = PaperHosts(spread(counts, rng), rng) if len(counts) > 1 else PaperJob(size)
     names = [f"t{i}" for i in range(8)]
+    for _ in range(3):  # so that groups of hosts have numbers
+        for rank, name in itertools.product(range(size), names):
+            job.submit(rank, request(name))
+        job.settle()
+        job.assert_quiet()
+    leaver = rng.randrange(size)
     owed = set(rng.sample(names, rng.randrange(9)))
     handles: dict[tuple[int, str], PaperHandle] = {}
-    actions: list[tuple[int, str]] = [(rank, name) for rank in range(size) for name in names]
-    actions = [(rank, name) for rank, name in actions if rank != leaver or name not in owed]
+    actions = [(rank, name) for rank in range(size) for name in names if rank != leaver or name not in owed]
     rng.shuffle(actions)
     last = max([i for i, (rank, _) in enumerate(actions) if rank == leaver], default=-1)
     actions.insert(rng.randrange(last + 1, len(actions) + 1), (leaver, "leave"))
     for rank, name in actions:
         if name == "leave":
-            job.coordinator.leave(rank, "rank ended its script")
+            job.leave(rank, "rank ended its script")
         else:
             handles[rank, name] = job.submit(rank, request(name))
         if rng.random() < 0.3:

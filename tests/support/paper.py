@@ -128,6 +128,10 @@ class PaperJob:
         self._declare(rank, signature, wanted)
         return signature
 
+    def leave(self, rank: int, reason: str) -> None:
+        """Let a rank take part no more."""
+        self.coordinator.leave(rank, reason)
+
     def settle(self) -> list[LogEntry]:
         """Take the log and let every rank replay it; return the new part."""
         news = self.coordinator.take()

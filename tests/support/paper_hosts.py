@@ -14,7 +14,13 @@ from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
 from horovod.core.requests import Request
 
-__all__ = ["PaperHosts"]
+__all__ = ["PaperHosts", "spread"]
+
+
+def spread(counts: Sequence[int], rng: random.Random) -> list[list[int]]:
+    """Ranks of hosts; launchers number them in any way."""
+    ranks = iter([0, *rng.sample(range(1, sum(counts)), sum(counts) - 1)])
+    return [[next(ranks) for _ in range(count)] for count in counts]
 
 
 class _Way:
@@ -66,7 +72,6 @@ class PaperHosts(PaperJob):
         return sum((way.sent for way in self._ways), collections.Counter())
 
     def leave(self, rank: int, reason: str) -> None:
-        """Let a rank take part no more."""
         self._leader_of[rank].leave(rank, reason)
 
     def settle(self) -> list[LogEntry]:
