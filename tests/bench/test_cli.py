@@ -100,7 +100,7 @@ def test_frameworks_and_mpi_need_a_checkout(
         ("horovodrun -np 2 python benchmarks/timeline.py tiny-mlp", "flight recorder"),
         ("horovodrun -np 2 python benchmarks/optimizer.py tiny-mlp", "ddp with zero"),
         ("horovodrun -np 2 python benchmarks/idle.py 0.2", "rank 1: "),
-        ("python benchmarks/memory.py tiny-mlp 1", "ddp"),
+        ("python benchmarks/memory.py tiny-mlp 2", "ddp"),
         ("python benchmarks/control.py 4 2 3", "leader of another host"),
     ],
 )
