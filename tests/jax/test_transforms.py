@@ -48,6 +48,17 @@ def test_gradients_are_those_of_torch() -> None:
             np.testing.assert_allclose(gradient(values), tensor.grad.numpy(), rtol=1e-5, err_msg=what)
 
 
+@on_ranks(2, framework="jax")
+def test_second_derivatives_are_the_same_in_programs() -> None:
+    import horovod.jax as hvd
+
+    values = jnp.array([[0.5, 2.0], [0.0, 3.0], [-1.0, 4.0], [2.5, -3.0]]) * (1 + hvd.rank())
+    for what, apply in CASES.items():
+        slope = jax.grad(lambda x, apply=apply: (apply(hvd, x) ** 3).sum())
+        second = jax.grad(lambda x, slope=slope: (slope(x) ** 2).sum())
+        np.testing.assert_allclose(jax.jit(second)(values), second(values), rtol=1e-5, err_msg=what)
+
+
 @on_ranks(3, framework="jax")
 def test_gradients_of_uneven_rows() -> None:
     import horovod.jax as hvd

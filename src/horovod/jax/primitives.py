@@ -178,10 +178,9 @@ def _back(call: CollectiveCall, grads: list[Any], shapes: list[tuple[int, ...]],
         raise NotImplementedError(
             f"{call.verb} has no derivative in JAX: leave it out of functions that JAX differentiates"
         )
-    if rows is None:
-        return collective(call.gradient(kind=Kind.REDUCESCATTER, op=ReduceOp.AVERAGE), grads)
+    # Not a reducescatter, whose own gradient is of another scale: programs would have other second derivatives.
+    me, rows = call.place, rows or [(shape[0],) * call.size for shape in shapes]
     reduced = collective(call.gradient(kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, rows=None), grads)
-    me = call.place
     before = [sum(own[:me]) for own in rows]
     return [
         lax.slice_in_dim(grad, start, start + own[me]) for grad, start, own in zip(reduced, before, rows, strict=True)
