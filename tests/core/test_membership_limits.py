@@ -176,3 +176,18 @@ def test_too_few_ranks_wait_for_a_lost_host_that_the_user_has_named() -> None:
     assert members.handle(Discovered({"a": 2, "b": 1})) == []
     assert members.handle(Tick(3)) == [Start(B0)]
     assert ranks(do(members, Ready(B0))) == [A0, A1, B0]
+
+
+def test_ranks_of_withdrawn_hosts_stay_until_newcomers_can_take_their_state() -> None:
+    members = started(Policy(2, minimum=1, is_discovering=True), a=2)
+    assert members.handle(Discovered({"b": 1})) == [Start(B0)]
+    assert not members.wants_change
+    members.handle(Ended(A1, KILLED))  # so that the other one comes to init() before its heir
+    assert ranks(do(members, Ready(A0, 5, "x"))) == [A0]
+    assert not members.wants_change
+    members.handle(Ready(B0))
+    assert members.wants_change
+    assert ranks(do(members, Ready(A0, 6, "x"))) == [A0, B0]
+    assert members.wants_change
+    members.handle(Ready(A0, 6, "x"))
+    assert ranks(do(members, Ready(B0, 6, "x"))) == [B0]

@@ -195,7 +195,10 @@ class Job(RuleBasedStateMachine):
         if hasattr(self, "members") and self.assign is not None and self.finish is None:
             members = self.assign.positions
             if all(self.alive.get(slot) == "in" for slot in members) and not all(map(self.stays, members)):
-                assert self.members.wants_change
+                # They stay if all hosts were exchanged, until the first newcomer waits for their state.
+                is_moving = self.hosts and not self.leaving & members.keys() and not any(map(self.stays, members))
+                is_met = any(state == "init" and self.stays(slot) for slot, state in self.alive.items())
+                assert self.members.wants_change or (is_moving and not is_met)
 
     @precondition(lambda self: self.finish is not None)
     @invariant()

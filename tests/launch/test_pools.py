@@ -269,3 +269,22 @@ def test_each_problem_of_a_host_is_told_once_after_its_loss_too(monkeypatch: pyt
         pool.tend(select.poll())
     told = ["b: no route to it", "b: its host key has changed"]
     assert pool.problems == [f"{problem}; it is tried again later" for problem in told]
+
+
+def test_the_former_hosts_stay_until_one_of_the_new_ones_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(host: str, access: Access) -> None:
+        raise LaunchError("no route to it")
+
+    monkeypatch.setattr(host_pool, "HostCheck", check)
+    pool = HostPool("here", 1, Access("python"), (1e-9, 1e-9), {})
+    pool.offer({"here": HostSlots("localhost", 2)})
+    pool.tend(select.poll())
+    for other in "bc":
+        pool.offer({other: HostSlots(other, 1)})
+        pool.tend(select.poll())
+        assert pool.usable == {"here": 2}
+    pool._ready["c"] = "machine"
+    pool.tend(select.poll())
+    assert pool.usable == {"c": 1}
+    pool.lose("c")
+    assert pool.usable == {}

@@ -74,7 +74,7 @@ class Membership:
         members = self._in(Phase.JOINED)
         staying = sum(map(self._stays, members))
         is_joining = bool(self._phases[Phase.WAITING]) and not self._is_draining and staying < self._policy.most
-        return is_joining or staying < len(members)
+        return is_joining or (staying < len(members) and not self._awaits_heirs())
 
     def is_open(self, slot: Slot) -> bool:
         """Whether a process was started in ``slot`` that has not come to ``init()`` yet."""
@@ -100,7 +100,8 @@ class Membership:
         elif isinstance(event, Ended):
             self._take_end(event)
         elif isinstance(event, Arrived):
-            self._take_in(event.slot)
+            self._add(event.slot)  # by another launcher, which orders ranks by the first slots of their hosts
+            self._hosts = {each.host: each.number + 1 for each in sorted(self._processes, key=lambda each: each.number)}
         elif (process := self._processes.get(event.slot)) is not None:
             self._take_news(process, event)
         elif isinstance(event, Ready):
@@ -137,11 +138,6 @@ class Membership:
                 process.rank = None
             process.progress, process.digest, process.is_dismissed = max(event.progress, 0), event.digest, False
         self._set(process, Phase.WAITING if isinstance(event, Ready) else Phase.GONE)
-
-    def _take_in(self, slot: Slot) -> None:
-        """Add a process that another launcher started; order the hosts by their first slots, as it orders ranks."""
-        self._add(slot)
-        self._hosts = {each.host: each.number + 1 for each in sorted(self._processes, key=lambda each: each.number)}
 
     def _take_end(self, event: Ended) -> None:
         process = self._processes.pop(event.slot, None)
@@ -199,7 +195,8 @@ class Membership:
                 process.rank, process.has_returned = self._ranks[process.slot], False
             self._decisions.append(Begin(self.generation))
         if not self._finish and self._is_hopeless():
-            self._give_up()
+            few = f"fewer than {self._policy.minimum} slots are left"
+            self._end("; ".join(filter(None, (few if self._processes else "", self._failure))))
         self._watch()
 
     def _dismiss(self, processes: Iterable[Process]) -> None:
@@ -246,7 +243,8 @@ class Membership:
         """Return the members of the next generation, by rank; dismiss the processes that may not stay."""
         present = ordered(filter(self._is_admitted, self._in(Phase.WAITING)), self._hosts)
         staying = [process for process in present if self._stays(process)]
-        if staying and self._has_ever_begun and all(process.rank is None for process in staying):
+        has_heirs = (staying and self._has_ever_begun) or self._awaits_heirs()
+        if has_heirs and all(process.rank is None for process in staying):
             return present  # the leaving processes first hand over their state
         self._dismiss(process for process in present if not self._stays(process))
         return staying[: self._policy.most]
@@ -283,11 +281,18 @@ class Membership:
 
     def _all_leave(self) -> bool:
         """Whether all that have the state wait, must leave, and nobody is there to take it."""
-        if not self._has_ever_begun or self._is_draining or self._are_dying():
+        if not self._has_ever_begun or self._is_draining or self._are_dying() or self._awaits_heirs():
             return False
         waiting = self._in(Phase.WAITING)
         here = self._in(Phase.OUTSIDE, Phase.ASSIGNED, Phase.JOINED)
         return bool(waiting) and not any(map(self._stays, waiting)) and all(p.rank is None for p in here)
+
+    def _awaits_heirs(self) -> bool:
+        """Whether all ranks are in withdrawn slots, and stay until those in others, or their successors, come."""
+        ranks = [process for process in self._in(Phase.JOINED, Phase.WAITING) if process.rank is not None]
+        if not ranks or self._is_draining or any(process.wants_out or self._stays(process) for process in ranks):
+            return False
+        return any(not self._is_withdrawn(p) for p in self._in(Phase.OUTSIDE, *NOT_ALIVE)) or self._startable() > 0
 
     def _is_hopeless(self) -> bool:
         """Whether too few processes are left, and none can be started any more."""
@@ -301,11 +306,6 @@ class Membership:
         if not self._hosts or (self._processes and missing <= 0):
             return False
         return self._startable() < max(missing, 1)
-
-    def _give_up(self) -> None:
-        why = f"; {self._failure}" if self._failure else ""
-        few = f"fewer than {self._policy.minimum} slots are left{why}"
-        self._end(few if self._processes else self._failure)
 
     def _watch(self) -> None:
         """Let no process wait for longer than the limit."""
