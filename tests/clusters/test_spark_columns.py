@@ -152,13 +152,15 @@ def test_a_column_may_have_a_dot_in_its_name(session: Any, tmp_path: Path) -> No
     assert sorted(batch["a.b"]) == [0, 3, 6]
 
 
-def test_a_keras_metric_may_have_a_value_for_each_class() -> None:
+def test_a_keras_metric_may_have_a_value_for_each_class(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
     from horovod.spark.keras.training import _Progress
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
     model.compile(loss="mse", metrics=[keras.metrics.F1Score()])
-    progress = _Progress(SimpleNamespace(history=None, save=lambda *_: None), SimpleNamespace())  # type: ignore[arg-type]
+    training: Any = SimpleNamespace(history=None, save=lambda *_: None)
+    data: Any = SimpleNamespace()
+    progress = _Progress(training, data, tmp_path / "best.weights.h5")
     model.fit(np.eye(2), np.eye(2), epochs=3, verbose=0, callbacks=[progress])
     history = json.loads(json.dumps(progress.history))
     assert (np.shape(history["f1_score"]), np.shape(history["loss"])) == ((3, 2), (3,))
