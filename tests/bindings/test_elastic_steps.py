@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -13,7 +14,7 @@ import horovod.numpy as hvd
 from horovod.bindings.elastic.rates import LearningRateScale
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import ObjectState
-from horovod.bindings.elastic.step import step
+from horovod.bindings.elastic.step import decorators, step
 from horovod.errors import PeerLostError
 
 
@@ -182,9 +183,11 @@ def test_a_step_needs_a_state() -> None:
         train(3)
 
 
-def test_only_a_function_is_trained() -> None:
-    with pytest.raises(ValueError, match=rf"takes the training function. Received: int \(at {__file__}:"):
-        run(3)
+@pytest.mark.parametrize(("decorate", "what"), [(run, "the training function"), (step, "a function")])
+def test_only_a_function_is_decorated(decorate: Any, what: str) -> None:
+    for mine in (decorate, decorators(contextlib.nullcontext)[decorate is step]):
+        with pytest.raises(ValueError, match=rf"takes {what}. Received: int \(at {__file__}:"):
+            mine(3)
 
 
 def test_nothing_is_sent_where_no_rank_is_behind(job: Job) -> None:

@@ -68,15 +68,16 @@ def test_tensors_of_a_device() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hosts", ["1+1", "2+2", "3+1"])  # test_hosts.py has 1+1+2
+@pytest.mark.parametrize("hosts", HOSTS)
 def test_hosts_over_gloo(hosts: str) -> None:
     size = sum(map(len, HOSTS[hosts]))
     run_ranks(size, between, HOSTS[hosts], "shm and gloo", hosts == "2+2", init=False)
 
 
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hosts", [(4,), (2, 2), (3, 1), (1, 2, 1)], ids=lambda hosts: "+".join(map(str, hosts)))
-def test_overlapping_process_sets(hosts: tuple[int, ...]) -> None:
-    run_ranks(4, overlapping, 1, 150, hosts=hosts if len(hosts) > 1 else ())
+def test_overlapping_process_sets(hosts: tuple[int, ...], seed: int) -> None:
+    run_ranks(4, overlapping, seed, 150, hosts=hosts if len(hosts) > 1 else ())
 
 
 @pytest.mark.slow

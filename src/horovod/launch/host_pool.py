@@ -73,7 +73,7 @@ class HostPool(Pool):
         self._own, self._cores, self._access, self._cool_down_s = own, cores, access, cool_down_s
         self._found = found
         self._offers: Mapping[str, HostSlots] = {}
-        self._former: Mapping[str, HostSlots] = {}  # the offers before, while no host of the present ones is ready
+        self._used: Mapping[str, HostSlots] = {}  # the last offers of which a host was ready
         self._newcomers: dict[str, HostCheck] = {}
         self._ready: dict[str, str] = {}  # machine by name of the host
         self._failures: dict[str, int] = {}
@@ -83,16 +83,11 @@ class HostPool(Pool):
         self.problems: list[str] = []
 
     def offer(self, hosts: Mapping[str, HostSlots]) -> None:
-        self._former = self._offers if self._slots(self._offers) else self._former
         self._offers = hosts
 
     @property
     def usable(self) -> dict[str, int]:
-        # If all hosts are exchanged, the former ones stay until one of the new ones is ready.
-        return self._slots(self._offers) or self._slots(self._former)
-
-    def _slots(self, offers: Mapping[str, HostSlots]) -> dict[str, int]:
-        return {name: offer.slots for name, offer in offers.items() if name in self._ready}
+        return {name: offer.slots for name, offer in self._used.items() if name in self._ready}
 
     def lose(self, name: str, number: int | None = None) -> None:
         self._ready.pop(name, None)
@@ -136,7 +131,8 @@ class HostPool(Pool):
                     self._refuse(name, problems)
                 else:
                     ready.append(self._begin(name, newcomer))
-        self._former = {} if self._slots(self._offers) else self._former
+        if self._offers.keys() & self._ready:  # else all hosts were exchanged, and the former ones stay for now
+            self._used = self._offers
         return ready
 
     def _begin(self, name: str, check: HostCheck) -> ReadyHost:

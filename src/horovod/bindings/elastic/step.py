@@ -14,6 +14,7 @@ from horovod import context
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import State
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from horovod.logs import logger
@@ -43,6 +44,8 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
         The function, with the same arguments and result. It also raises HostsUpdatedInterrupt, before its first line,
         when the membership is to change; ``run`` handles that.
     """
+    if not callable(function):
+        raise wrong_argument(f"hvd.elastic.step takes a function. Received: {type_name(function)}")
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -11,7 +11,7 @@ from pyspark.sql import types
 
 from horovod.errors import RequestError
 
-__all__ = ["check_flag", "check_numbers", "dtype_of"]
+__all__ = ["check_flag", "check_numbers", "column_dtype"]
 
 _DTYPES = {"boolean": "bool", "tinyint": "i1", "smallint": "i2", "int": "i4", "bigint": "i8", "float": "f4"}
 
@@ -28,7 +28,7 @@ def _has_numbers(kind: types.DataType) -> bool:
     return _is_number(kind)
 
 
-def dtype_of(kind: types.DataType) -> np.dtype[Any]:
+def column_dtype(kind: types.DataType) -> np.dtype[Any]:
     """Return the dtype of numpy for the numbers of a column."""
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType

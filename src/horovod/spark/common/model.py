@@ -14,7 +14,7 @@ from pyspark.sql import functions, types
 
 from horovod.errors import RequestError
 from horovod.spark.common.columns import from_pandas
-from horovod.spark.common.kinds import check_numbers, dtype_of
+from horovod.spark.common.kinds import check_numbers, column_dtype
 from horovod.spark.common.nulls import without_nulls
 from horovod.spark.common.params import MODEL, Settable, has_params
 from horovod.spark.common.persistence import Saved
@@ -101,7 +101,7 @@ class HorovodModel(Settable, Saved, Model):
             frame = pandas.DataFrame({i: [value] * _PROBED for i, value in enumerate(row)})
             inputs = list(from_pandas(frame).values())
         else:
-            kinds = [dtype_of(field.dataType) for field in rows.schema]
+            kinds = [column_dtype(field.dataType) for field in rows.schema]
             inputs = [np.zeros((_PROBED, *shape), kind) for shape, kind in zip(shapes, kinds, strict=True)]
         return type(self)._predictor(self._unpack(self._pack(objects)))(inputs)
 

@@ -97,13 +97,13 @@ class _Progress(keras.callbacks.Callback):
             np.savez(file, **parts)
 
 
-def _restore(training: Training, model: Any, best: Path) -> None:
+def _restore(state: bytes, model: Any, callback: Any, best: Path) -> None:
     """Reverse ``_Progress._write``."""
-    with np.load(io.BytesIO(training.state or b""), allow_pickle=False) as saved:
+    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
         _load_file(model, saved["last"].tobytes())
-        if "best" in saved and training.params.checkpoint_callback:
+        if "best" in saved and callback:
             best.write_bytes(saved["best"].tobytes())
-            training.params.checkpoint_callback.best = float(saved["value"])
+            callback.best = float(saved["value"])
 
 
 def _file_of(model: Any) -> bytes:
@@ -177,7 +177,7 @@ def train(job: TrainingJob) -> Trained | None:
             callbacks.append(params.checkpoint_callback)
         progress = _Progress(training, data, best)
         if training.state:
-            _restore(training, model, best)
+            _restore(training.state, model, params.checkpoint_callback, best)
         if training.epochs:
             model.fit(
                 data, validation_data=checks, epochs=params.epochs, initial_epoch=training.start, shuffle=False,
