@@ -260,6 +260,19 @@ def test_a_dataset_gives_each_sample_once_or_is_refused() -> None:
         dataset.range(9).map(lambda x: x, num_parallel_calls=2, deterministic=False),
         dataset.range(9).with_options(options),
         dataset.list_files("/etc/*"),
+        dataset.range(9).interleave(lambda _: dataset.range(9), num_parallel_calls=2, deterministic=False).prefetch(1),
+        dataset.range(9).interleave(lambda _: dataset.range(9).shuffle(9), num_parallel_calls=2),
+        dataset.range(9).flat_map(lambda _: dataset.range(9).shuffle(9, reshuffle_each_iteration=False)),
+        dataset.sample_from_datasets([dataset.range(9), dataset.range(9)]),
+        dataset.random(seed=1, rerandomize_each_iteration=True).take(9),
     ):
         with pytest.raises(ValueError, match="another order in each iteration or on each rank"):
             hvd.elastic.shard(unsteady, batch_size=4)
+    # Each call of the function makes its data set anew, so the seed is enough there.
+    nested = dataset.range(9).flat_map(lambda _: dataset.range(9).shuffle(9, seed=1)).interleave(
+        lambda each: dataset.from_tensors(each), num_parallel_calls=2
+    )  # fmt: skip
+    batches = [batch.numpy().tolist() for _ in range(2) for batch in hvd.elastic.shard(nested, batch_size=81)]
+    assert batches[0] == batches[1]
+    assert sorted(batches[0]) == sorted(list(range(9)) * 9)
+    hvd.elastic.shard(dataset.sample_from_datasets([dataset.range(9), dataset.range(9)], seed=1), batch_size=4)

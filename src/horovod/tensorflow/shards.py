@@ -28,7 +28,8 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
     Args:
         data: a ``tf.data.Dataset`` of samples, not of batches, in the same order on all ranks; or an array or tensor,
             or tuples, lists and dicts of them; or a sequence of samples.
-        batch_size: samples of one rank in a step; the last batch may have one more, or be shorter, down to one sample.
+        batch_size: samples of one rank in a step. The last batch may be shorter or have one more; from 4 on it may have
+            two more, and has two or more unless too few samples are left for one step.
         shuffle: whether each epoch has its own random order; not for datasets: use ``dataset.shuffle`` with a seed.
         seed: seed of the random order; the same on all ranks.
 
@@ -57,8 +58,8 @@ class DatasetShard(ArrayShard):
         if not is_steady(dataset):
             raise wrong_argument(
                 "the dataset has another order in each iteration or on each rank, so that samples would be lost and "
-                "repeated. Give shuffle() seed=1 and reshuffle_each_iteration=False, list_files() shuffle=False, and "
-                "do not set deterministic=False"
+                "repeated. Give shuffle() seed=1 and reshuffle_each_iteration=False, list_files() shuffle=False, "
+                "random() and sample_from_datasets() a seed, and do not set deterministic=False"
             )
         count = int(dataset.cardinality())
         if count == tf.data.INFINITE_CARDINALITY:

@@ -226,9 +226,35 @@ def fail_custom_call(status: int, text: bytes) -> None:
 
 def is_steady(dataset: Any) -> bool:
     """Return whether a dataset has the same order in each iteration and on each rank, as far as it can be seen."""
-    is_shuffled = hasattr(dataset, "_reshuffle_each_iteration")
-    if is_shuffled and (dataset._reshuffle_each_iteration is not False or not (dataset._seed or dataset._seed2)):
+    seeds = [getattr(dataset, name) for name in ("_seed", "_seed2") if hasattr(dataset, name)]
+    if (seeds and not any(seeds)) or getattr(dataset, "_reshuffle_each_iteration", False) is not False:
+        return False
+    if getattr(dataset, "_rerandomize", False):
         return False
     if dataset.options().deterministic is False or getattr(dataset, "_deterministic", "") == "false":
         return False
+    function: Any = getattr(dataset, "_map_func", None)
+    if isinstance(getattr(function, "output_structure", None), tf.data.DatasetSpec):
+        graph = function.function.graph.as_graph_def()
+        if hasattr(dataset, "_prefetch_input_elements"):  # a parallel interleave(): only its graph has `deterministic`
+            ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+            graph = type(graph).FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())
+        if not _is_steady_graph(graph):
+            return False
     return all(map(is_steady, getattr(dataset, "_inputs", tuple)()))
+
+
+def _is_steady_graph(graph: Any) -> bool:
+    """Whether a graph has steady datasets only; those of the function of ``flat_map`` are only in its graph."""
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        named = {node.name: node for node in nodes}
+        for node in nodes:
+            seeds = [named.get(name.split(":")[0]) for name in node.input[2:4]]
+            has_no_seed = node.op.startswith("ShuffleDataset") and all(map(_is_zero, seeds))
+            if has_no_seed or node.attr["deterministic"].s == b"false":
+                return False
+    return True
+
+
+def _is_zero(node: Any) -> bool:
+    return node is not None and node.op == "Const" and not tf.make_ndarray(node.attr["value"].tensor)
