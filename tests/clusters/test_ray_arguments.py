@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -144,3 +145,81 @@ def test_an_interrupt_between_the_calls_of_two_ranks_ends_the_first_one(monkeypa
         with pytest.raises(KeyboardInterrupt):
             call(adapter)
         assert killed == workers
+
+
+def test_calls_of_two_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks run them in one order, and one that fails does not end the other."""
+    from types import SimpleNamespace
+
+    import ray
+
+    from horovod.ray.settings import MiniSettings, Resources
+    from horovod.ray.static import StaticAdapter
+
+    class Worker:
+        def __init__(self, rank: int) -> None:
+            self.rank, self.call = rank, self
+
+        def options(self, **_: Any) -> Any:
+            return self
+
+        def remote(self, call: Any, _: Any) -> Any:
+            steps.append((call[0], self.rank))
+            if steps == [(int, 0)]:
+                other.start()
+                assert met.wait(100)
+            elif steps[-1] == (str, 1):
+                met.set()
+            return steps[-1], SimpleNamespace(future=lambda: SimpleNamespace(add_done_callback=lambda _: None))
+
+    class Turn:
+        def __enter__(self) -> None:
+            if threading.current_thread() is other:
+                met.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    def get(refs: Any) -> None:
+        if isinstance(refs, tuple):
+            steps.append((refs[0], "end"))
+
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(ray, "get", get)
+    steps, met, lock = list[tuple[Any, Any]](), threading.Event(), threading.RLock()
+    adapter = StaticAdapter(MiniSettings(), Resources(), 2, 0, 1, True)
+    adapter._workers, adapter._who = [Worker(0), Worker(1)], ["rank 0", "rank 1"]
+    adapter._turn = Turn()  # type: ignore[assignment]
+    other = threading.Thread(target=adapter.run, args=(str, (), {}, None))
+    adapter.run(int, (), {}, None)
+    other.join()
+    assert steps == [(fn, at) for fn in (int, str) for at in (0, 1, "end", "end")]
+
+
+def test_a_call_says_that_another_thread_has_called_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    import ray
+    from ray.exceptions import ActorDiedError
+
+    from horovod.errors import LaunchError
+    from horovod.ray.settings import MiniSettings, Resources
+    from horovod.ray.static import StaticAdapter
+
+    def get(_: Any) -> None:
+        adapter.shutdown()
+        adapter._workers, adapter._job = [object()], job  # type: ignore[assignment] - as after start()
+        raise ActorDiedError
+
+    job, killed = SimpleNamespace(close=lambda: None), list[Any]()
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    adapter = StaticAdapter(MiniSettings(), Resources(), 1, 0, 1, True)
+    adapter._workers, adapter._who = ["worker"], ["rank 0"]
+    adapter._job = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    with pytest.raises(LaunchError, match=r"the workers were ended during this call, by shutdown\(\) or Ctrl-C"):
+        adapter._collect(["call"])
+    assert killed == ["worker"] and adapter._lost == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -48,6 +49,8 @@ class StaticAdapter:
         self._who: list[str] = []
         self._lost: dict[int, BaseException] = {}
         self._calls: list[Any] = []  # second results of calls that may still run
+        # Held during a call: all ranks run the calls of several threads in one order, and a failed one ends no other.
+        self._turn = threading.RLock()
 
     def start(self, executable: tuple[Any, Any, Any], extra_env_vars: Mapping[str, str]) -> None:
         """Start the actors, and make each of them a rank.
@@ -108,7 +111,7 @@ class StaticAdapter:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any) -> list[Any]:
         """Call a function on all ranks, and return its results in rank order."""
-        with self._ended_by_interrupts():
+        with self._one_call():
             return self._collect(self.run_remote(fn, args, kwargs, queue))
 
     def run_remote(
@@ -120,29 +123,31 @@ class StaticAdapter:
             ValueError: ``fn`` is not callable, or its arguments are not given as such.
         """
         check_call(fn, args, kwargs)
-        self._check()
-        call = ray.put((fn, tuple(args), dict(kwargs)))
-        return [self._submit(rank, "call", call, queue) for rank in range(len(self._workers))]
+        with self._turn:
+            self._check()
+            call = ray.put((fn, tuple(args), dict(kwargs)))
+            return [self._submit(rank, "call", call, queue) for rank in range(len(self._workers))]
 
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
         """Call a function with the executable of each rank, and return its results in rank order."""
-        self._check()
-        with self._ended_by_interrupts():
+        with self._one_call():
+            self._check()
             call = ray.put(fn)
             refs = [self._submit(rank, "call_executable", call, queue) for rank in range(len(self._workers))]
             return self._collect(refs)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call a function with the executable of rank 0, and return its result."""
-        self._check()
-        with self._ended_by_interrupts():
+        with self._one_call():
+            self._check()
             return self._collect([self._submit(0, "call_executable", fn, None)])[0]
 
     @contextlib.contextmanager
-    def _ended_by_interrupts(self) -> Iterator[None]:
-        """Return a context that ends the actors when it is interrupted: nothing else ends a call of an actor."""
+    def _one_call(self) -> Iterator[None]:
+        """Return a context for a call until its end. An interrupt ends the actors: nothing else ends a call of them."""
         try:
-            yield
+            with self._turn:
+                yield
         except (KeyboardInterrupt, SystemExit):
             self.shutdown()
             raise
@@ -177,7 +182,7 @@ class StaticAdapter:
 
     def _collect(self, refs: Sequence[Any]) -> list[Any]:
         """Return the results of calls; raise the original cause of a failure."""
-        values: dict[int, Any] = {}
+        job, values = self._job, dict[int, Any]()
         errors: dict[int, BaseException] = {}
         waiting = {ref: i for i, ref in enumerate(refs)}
 
@@ -195,6 +200,9 @@ class StaticAdapter:
             return [values[i] for i in range(len(refs))]
         if waiting:
             take(ray.wait(list(waiting), num_returns=len(waiting), timeout=_CAUSE_S)[0])
+        if job is None or job is not self._job:
+            error = errors[min(errors)]
+            raise LaunchError("the workers were ended during this call, by shutdown() or Ctrl-C") from error
         lost = [rank for rank, error in errors.items() if isinstance(error, LOST)]
         self._leave()
         for ref in list(waiting):
