@@ -143,13 +143,15 @@ def test_a_run_is_trained_once_at_a_time(df: Any, tmp_path: Path) -> None:
             estimator.fit(df)
 
 
-def test_a_column_may_have_a_dot_in_its_name(session: Any, tmp_path: Path) -> None:
-    rows = session.range(9).selectExpr("id as `a.b`", "struct(-1 as b) as a", "id % 3 as `c.d`")
+@pytest.mark.parametrize("mark", [".", "`"])
+def test_a_column_may_have_a_dot_or_a_backtick_in_its_name(mark: str, session: Any, tmp_path: Path) -> None:
+    rows = session.range(9).selectExpr("id", "struct(-1 as b) as a", "id % 3")
+    rows = rows.toDF(first := f"a{mark}b", "a", second := f"c{mark}d")
     store = Store.create(str(tmp_path))
-    train, val = write(rows, store, None, ["a.b"], "c.d", 0, 1)
+    train, val = write(rows, store, None, [first], second, 0, 1)
     assert val is not None and (train.rows, val.rows) == (3, 6)
-    (batch,) = Reader(train, store, ["a.b"], 0, 1, 9).batches(0)
-    assert sorted(batch["a.b"]) == [0, 3, 6]
+    (batch,) = Reader(train, store, [first], 0, 1, 9).batches(0)
+    assert sorted(batch[first]) == [0, 3, 6]
 
 
 def test_a_keras_metric_may_have_a_value_for_each_class(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from pyspark.sql import functions, types
 
 from horovod.spark.common.columns import FILL
 
-__all__ = ["without_nulls"]
+__all__ = ["column_of", "without_nulls"]
+
+
+def column_of(name: str) -> Any:
+    """Return the column of a name, in which dots and backticks have no meaning.
+
+    Args:
+        name: name of the column.
+    """
+    return functions.col(f"`{name.replace('`', '``')}`")
 
 
 def without_nulls(dataset: Any, name: str) -> Any:
@@ -26,4 +35,4 @@ def without_nulls(dataset: Any, name: str) -> Any:
             column = functions.transform(column, lambda entry: checked(entry, element))
         return functions.coalesce(column, functions.raise_error(error))
 
-    return checked(functions.col(f"`{name}`"), dataset.schema[name].dataType)
+    return checked(column_of(name), dataset.schema[name].dataType)

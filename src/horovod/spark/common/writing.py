@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions
 
 from horovod.errors import RequestError
-from horovod.spark.common.nulls import without_nulls
+from horovod.spark.common.nulls import column_of, without_nulls
 from horovod.spark.common.reading import ParquetTable
 from horovod.spark.common.store import Store
 
@@ -55,7 +55,7 @@ def write(
         store.make_folder(folder)
     writer = _Writer(store, folders, list(columns), validation, seed)
     # Other names, because mapInArrow takes a dot in a name for a field of a struct.
-    read = [without_nulls(df, name) if name in columns else functions.col(f"`{name}`") for name in writer.names]
+    read = [without_nulls(df, name) if name in columns else column_of(name) for name in writer.names]
     renamed = df.select(*(column.alias(f"c{i}") for i, column in enumerate(read)))
     # A shuffle returns its rows in any order, and a resumed run must draw the same ones. Spark hashes no maps.
     sortable = [field.name for field in renamed.schema if "map<" not in field.dataType.simpleString()]
