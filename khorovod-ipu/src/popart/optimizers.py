@@ -98,6 +98,8 @@ class Optimizer:
 
     #: name -> (value, whether the value is constant), used for values that are not given.
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {"lossScaling": (1.0, True)}
+    #: Attributes that choose the algorithm: the optimizer's state has no meaning for another one.
+    ALGORITHM: ClassVar[Sequence[str]] = ()
 
     def __init__(self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()) -> None:
         for name in values:
@@ -132,10 +134,18 @@ class Optimizer:
         """Return a hyperparameter of one weight; ``name`` has no prefix ``default``."""
         return self._maps[name].get(weight).val()
 
+    def changed_algorithm(self, other: Optimizer) -> list[str]:
+        """Return the choices of the algorithm that differ in ``other``, an optimizer of the same class."""
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in self.ALGORITHM]
+        return [f"{name} {a} -> {b}" for name, a, b in pairs if a != b]
+
     def changed_constants(self, other: Optimizer) -> list[str]:
-        """Return the constant values that differ in ``other``."""
-        pairs = [(name, mine.getDefault(), other._maps[name].getDefault()) for name, mine in self._maps.items()]
-        pairs.append(("lossScaling", self._loss_scaling, other._loss_scaling))
+        """Return the constant values, of all weights and of single ones, that differ in ``other``."""
+        pairs = [("lossScaling", self._loss_scaling, other._loss_scaling)]
+        for name, mine in self._maps.items():
+            theirs = other._maps[name]
+            pairs.append((name, mine.getDefault(), theirs.getDefault()))
+            pairs += [(f"{name} of {weight!r}", one, theirs.get(weight)) for weight, one in mine._specific.items()]
         return [f"{name} {a.val()} -> {b.val()}" for name, a, b in pairs if a.isConst() and a.val() != b.val()]
 
     def getLossScalingVal(self) -> float:
@@ -254,6 +264,7 @@ class Adam(Optimizer):
         "lossScaling": (1.0, True),
         "defaultMaxWeightNorm": (10.0, True),
     }
+    ALGORITHM: ClassVar[Sequence[str]] = ("mode", "weight_decay_mode")
 
     def __init__(
         self,
@@ -295,6 +306,7 @@ class Adaptive(Optimizer):
         "defaultEps": (1e-6, True),
         "lossScaling": (1.0, True),
     }
+    ALGORITHM: ClassVar[Sequence[str]] = ("mode", "weight_decay_mode", "rmsprop_tf_variant")
 
     def __init__(
         self,

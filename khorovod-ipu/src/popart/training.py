@@ -90,14 +90,18 @@ class TrainingSession(DeviceSession):
         """Continue with other hyperparameters, and keep the state.
 
         Args:
-            optimizer: an optimizer of the same class, with the same constant values.
+            optimizer: an optimizer of the same class and algorithm, with the same constant values.
 
         Raises:
-            popart_exception: the class differs, or a constant value has changed.
+            popart_exception: class or algorithm differ, or a constant value has changed.
         """
         present = self._updates.optimizer
         if not isinstance(optimizer, Optimizer) or present._maps.keys() != optimizer._maps.keys():
             raise popart_exception(f"the session was made with {type(present).__name__}; received {optimizer!r}")
+        if changed := present.changed_algorithm(optimizer):
+            raise popart_exception(
+                f"{type(present).__name__} cannot change its algorithm: {'; '.join(changed)}. Make another session"
+            )
         if changed := present.changed_constants(optimizer):
             raise popart_exception(f"constant hyperparameters cannot change: {'; '.join(changed)}. (value, False) can")
         check_host_reduce(self._options, optimizer)

@@ -284,6 +284,27 @@ def test_what_popart_has_and_the_software_device_has_not_says_so() -> None:
         _ = popart.Ir
 
 
+def test_new_hyperparameters_cannot_change_algorithm_or_constants_of_single_weights() -> None:
+    adam = {"defaultLearningRate": (0.01, False)}
+    changes = [
+        (popart.Adam(adam), popart.Adam(adam, popart.AdamMode.AdaMax), r"mode AdamMode\.Adam -> AdamMode\.AdaMax"),
+        (
+            popart.Adam(adam),
+            popart.Adam(adam, weight_decay_mode=popart.WeightDecayMode.L2Regularization),
+            "weight_decay",
+        ),
+        (popart.Adaptive({}), popart.Adaptive({}, popart.AdaptiveMode.AdaGrad), "mode AdaptiveMode.RMSProp -> "),
+        (popart.Adaptive({}), popart.Adaptive({}, rmsprop_tf_variant=True), "rmsprop_tf_variant False -> True"),
+    ]
+    for present, other, message in changes:
+        with pytest.raises(popart.popart_exception, match=f"cannot change its algorithm: {message}"):
+            session_of(mlp(2), None, present).updateOptimizerFromHost(other)
+    specific = popart.SGD(adam)
+    specific.insertSpecific("w1", {"learningRate": (0.5, True)})
+    with pytest.raises(popart.popart_exception, match=r"cannot change: learningRate of 'w1' 0\.5 -> 0\.01"):
+        session_of(mlp(2), None, specific).updateOptimizerFromHost(popart.SGD(adam))
+
+
 def test_rmsprop_of_tensorflow_follows_its_formula_with_a_changing_rate() -> None:
     for centered in (False, True):
         mode = popart.AdaptiveMode.CenteredRMSProp if centered else popart.AdaptiveMode.RMSProp
