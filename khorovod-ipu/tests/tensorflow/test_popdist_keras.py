@@ -75,7 +75,7 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
 @pytest.mark.parametrize("keras", ["tf_keras", "keras"])
 @pytest.mark.parametrize(
     ("size", "local", "rows", "kind"),
-    [(2, 1, 41, "rest"), (1, 3, 20, "whole"), (2, 2, 37, "unknown")],
+    [(2, 1, 41, "rest"), (1, 3, 9, "rest"), (1, 3, 20, "whole"), (2, 2, 37, "unknown")],
 )
 def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int, kind: str) -> None:
     values = [float(value) for value in range(1, rows + 1)]

@@ -11,32 +11,25 @@ import sys
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils
 
 import horovod.tensorflow as hvd
 
 __all__ = ["prepare"]
 
-#: For Keras 2 and 3, the class that converts the arguments of ``fit`` to a dataset.
-_READERS = {
-    "tf_keras.src.engine.data_adapter": ("DataHandler", "_configure_dataset_and_inferred_steps"),
-    "keras.src.backend.tensorflow.trainer": ("TFEpochIterator", "__init__"),
-}
-
 
 def prepare() -> None:
     """Make the loaded versions of Keras pass whole batches to replicas; may be called repeatedly."""
-    for name, (reader, method) in _READERS.items():
-        cls = getattr(sys.modules.get(name), reader, None)
-        if cls is None or hasattr(cls, "_khorovod_plain"):
-            continue
-        cls._khorovod_plain = getattr(cls, method)
-        setattr(
-            cls, method, _of_keras_2(cls._khorovod_plain) if "tf_keras" in name else _of_keras_3(cls._khorovod_plain)
-        )
+    for name, owner, method, wrap in _WRAPPED:
+        cls = getattr(sys.modules.get(name), owner, None)
+        plain = getattr(cls, method, None)
+        if plain is not None and not hasattr(plain, "_khorovod_wraps"):
+            wrapped = functools.wraps(plain)(wrap(plain))
+            wrapped._khorovod_wraps = plain
+            setattr(cls, method, wrapped)
 
 
 def _of_keras_2(plain: Any) -> Any:
-    @functools.wraps(plain)
     def configure(self: Any, strategy: Any, x: Any, steps_per_epoch: Any, class_weight: Any, distribute: Any) -> None:
         if not (distribute and _is_wanted(strategy)):
             plain(self, strategy, x, steps_per_epoch, class_weight, distribute)
@@ -60,7 +53,6 @@ def _of_keras_2(plain: Any) -> Any:
 
 
 def _of_keras_3(plain: Any) -> Any:
-    @functools.wraps(plain)
     def init(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
         if not _is_wanted(distribute_strategy):
             plain(self, distribute_strategy, *args, **kwargs)
@@ -71,6 +63,18 @@ def _of_keras_3(plain: Any) -> Any:
         self._num_batches = self.data_adapter.num_batches
 
     return init
+
+
+def _of_first_replica(plain: Any) -> Any:
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if iterator is None or not _is_wanted(self._distribute_strategy):
+            plain(self, iterator, data_batch)
+            return
+        # Keras needs the shapes of one batch, and would average the batches of all replicas, which may differ in size.
+        _, _, batches = next(iter(iterator))
+        plain(self, None, distribute_utils.select_replica(0, next(batches)))
+
+    return build
 
 
 def _padded(dataset: Any, batches: int, missing: int) -> Any:
@@ -104,3 +108,11 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
+
+
+#: The methods of Keras 2 and 3 that read the data of ``fit``: module, class, method, and what wraps it.
+_WRAPPED = (
+    ("tf_keras.src.engine.data_adapter", "DataHandler", "_configure_dataset_and_inferred_steps", _of_keras_2),
+    ("keras.src.backend.tensorflow.trainer", "TFEpochIterator", "__init__", _of_keras_3),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "_maybe_symbolic_build", _of_first_replica),
+)
