@@ -18,7 +18,8 @@ from horovod.errors import RequestError
 
 def be(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
     """Make this process a rank."""
-    monkeypatch.setattr(context, "world", lambda: SimpleNamespace(rank=rank, size=size))
+    world = SimpleNamespace(rank=rank, size=size)
+    monkeypatch.setattr(context, "world", lambda: world)
 
 
 def test_a_rate_goes_to_its_new_value_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +139,35 @@ def test_shards_use_every_sample_once_while_ranks_change(form: str, monkeypatch:
     assert sorted(used) == list(range(37))
     own.set_epoch(1)
     assert next(iter(own)) is not None
+
+
+@pytest.mark.parametrize("done", [1, 4])
+def test_a_loop_does_not_go_on_after_a_change(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the change has undone its last step, so that it has no batch left."""
+    be(monkeypatch, 0, 3)
+    own = shard(np.arange(36), batch_size=3)
+    loop = iter(own)
+    be(monkeypatch, 0, 3)  # as in a script that makes the loop before the ranks have met
+    for _ in range(done):
+        assert len(next(loop)) == 3
+    be(monkeypatch, 0, 2)
+    own.reset()
+    with pytest.raises(ValueError, match=r"after a change of the ranks.* inside the function of hvd\.elastic\.run"):
+        next(loop)
+    assert len(list(own)) == 6
+
+
+def test_rows_of_pandas_go_by_place_and_not_by_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of arrays do, with which they are dealt; ``train_test_split`` leaves such labels."""
+    pandas = pytest.importorskip("pandas")
+    be(monkeypatch, 0, 1)
+    order = [3, 0, 4, 1, 2]
+    frame = pandas.DataFrame({0: np.arange(5), 1: np.arange(5) * 2}).iloc[order]
+    ((table, column, array),) = shard([frame, frame[0], frame[0].to_numpy()], batch_size=5)
+    assert table.columns.tolist() == [0, 1]
+    assert table[1].tolist() == [number * 2 for number in order]
+    assert column.tolist() == array.tolist() == order
+    assert next(iter(shard(frame, batch_size=2))).index.tolist() == order[:2]
 
 
 def test_what_cannot_be_dealt_is_refused() -> None:

@@ -73,7 +73,7 @@ class DatasetShard(ArrayShard):
         """Iterate over the rest of this epoch."""
         world, batch_size = context.world(), self._dealer.batch_size
         batches: Iterator[Any] | None = None
-        for rows in self._dealer.batches(world.rank, world.size):
+        for rows in self._dealt():
             if batches is None:  # this rank's samples are every ``size``-th one from its first one on
                 own = self._dataset.skip(rows[0]).shard(world.size, 0)
                 batches = iter(own.batch(batch_size).prefetch(2))

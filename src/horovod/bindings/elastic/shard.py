@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.elastic.sampler import Dealer
+from horovod.bindings.misuse import wrong_argument
 
 __all__ = ["ArrayShard", "shard"]
 
@@ -21,8 +22,8 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
     Call ``set_epoch`` to begin the next epoch.
 
     Args:
-        data: an array, or tuples, lists and dicts of arrays of one length, whose rows are samples; or a sequence of
-            samples.
+        data: an array or an object of pandas, or tuples, lists and dicts of these, of one length, whose rows are
+            samples; or a sequence of samples.
         batch_size: samples of one rank in a step. The last batch may be shorter or have one more; from 4 on it may have
             two more, and has two or more unless too few samples are left for one step.
         shuffle: whether each epoch has its own random order.
@@ -48,7 +49,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    return hasattr(value, "shape") and (hasattr(value, "dtype") or hasattr(value, "iloc"))
 
 
 def _is_nest(data: Any) -> bool:
@@ -71,7 +72,9 @@ def _rows(data: Any, rows: Sequence[int]) -> Any:
     if _is_nest(data):
         parts = [_rows(column, rows) for column in data]
         return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
-    return data[np.asarray(rows)] if _is_array(data) else [data[row] for row in rows]
+    if _is_array(data):
+        return getattr(data, "iloc", data)[np.asarray(rows)]  # pandas finds rows by their labels without iloc
+    return [data[row] for row in rows]
 
 
 class ArrayShard:
@@ -102,6 +105,24 @@ class ArrayShard:
         return self._dealer.steps(context.world().size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the rest of this epoch."""
+        """Iterate over the rest of this epoch.
+
+        Raises:
+            RequestError: the ranks have changed since the loop began, so its samples were dealt anew.
+        """
+        return map(self._pick, self._dealt())
+
+    def _dealt(self) -> Iterator[Sequence[int]]:
+        """Yield the sample indices of this rank's batches in the rest of this epoch."""
         world = context.world()
-        return map(self._pick, self._dealer.batches(world.rank, world.size))
+        batches = self._dealer.batches(world.rank, world.size)
+        while True:
+            rows = next(batches, None)
+            if context.world() is not world:
+                raise wrong_argument(
+                    "a loop over a shard goes on after a change of the ranks, which has dealt its samples anew. Begin "
+                    "it inside the function of hvd.elastic.run, as in `for batch in state.batches`"
+                )
+            if rows is None:
+                return
+            yield rows
