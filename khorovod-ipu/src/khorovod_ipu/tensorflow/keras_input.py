@@ -24,7 +24,7 @@ def prepare() -> None:
         cls = getattr(sys.modules.get(name), owner, None)
         plain = getattr(cls, method, None)
         if plain is not None and not hasattr(plain, "_khorovod_wraps"):
-            wrapped = functools.wraps(plain)(wrap(plain))
+            wrapped: Any = functools.wraps(plain)(wrap(plain))
             wrapped._khorovod_wraps = plain
             setattr(cls, method, wrapped)
 
