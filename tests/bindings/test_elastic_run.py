@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -201,6 +202,9 @@ class Arrays(VariablesState):
     def _shared(self) -> Any:
         return self.arrays
 
+    def _arrays(self, variables: Any) -> Any:
+        return variables
+
     def _hold(self, variables: Any) -> Any:
         return [array.copy() for array in variables]
 
@@ -368,6 +372,16 @@ def test_an_attribute_that_a_checkpoint_lacks_is_named(caplog: pytest.LogCapture
     state.load_checkpoint(written)
     assert (state.batch, state.best) == (7, 1.5)
     assert "the checkpoint has no value of best; the script's own is kept" in caplog.text
+
+
+def test_a_checkpoint_of_other_arrays_is_refused_with_the_first_difference() -> None:
+    written = Arrays(np.zeros(2), np.zeros((2, 3))).checkpoint()
+    for arrays, why in (
+        ([np.zeros(2)], "the checkpoint has 2 arrays, and this state 1"),
+        ([np.zeros(2), np.zeros((3, 2))], "array 1 has the shape (2, 3) in the checkpoint, and (3, 2) in this state"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(why)):
+            Arrays(*arrays).load_checkpoint(written)
 
 
 def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

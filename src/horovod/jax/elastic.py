@@ -13,7 +13,7 @@ from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.step import decorators
-from horovod.bindings.elastic.variables import VariablesState
+from horovod.bindings.elastic.variables import VariablesState, check_shapes
 from horovod.jax.failures import typed_errors
 from horovod.jax.functions import broadcast_parameters
 from horovod.jax.held import hold, release
@@ -82,12 +82,9 @@ class JaxState(VariablesState):
         found = list(values["variables"])
         # Not a dict, which JAX flattens in the order of its sorted keys.
         leaves, structure = jax.tree.flatten([*self._trees().values()])
-        numbers = [number for number, leaf in enumerate(leaves) if _array(leaf) is not None]
-        if [np.shape(_array(leaves[number])) for number in numbers] != [np.shape(value) for value in found]:
-            raise ValueError(
-                f"the checkpoint has {len(found)} arrays, this state {len(numbers)}, or some have other shapes"
-            )
-        for number, value in zip(numbers, found, strict=True):
+        arrays = {number: array for number, leaf in enumerate(leaves) if (array := _array(leaf)) is not None}
+        check_shapes(found, [array.shape for array in arrays.values()])
+        for number, value in zip(arrays, found, strict=True):
             leaves[number] = _like(leaves[number], value)
         ObjectState.load_checkpoint(self, values)
         self._set(dict(zip(self._names, jax.tree.unflatten(structure, leaves), strict=True)))

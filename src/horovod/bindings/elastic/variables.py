@@ -13,7 +13,7 @@ from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.fingerprints import digest
 from horovod.bindings.objects import broadcast_object
 
-__all__ = ["VariablesState"]
+__all__ = ["VariablesState", "check_shapes"]
 
 #: Variables, and elements of each, that are compared to find out whether a step changed what ``undo`` does not restore.
 #: The smallest ones are biases and scales, which have dense gradients and cost little to read. One more is the last, of
@@ -147,9 +147,21 @@ class VariablesState(ObjectState):
             ValueError: the checkpoint has other variables.
         """
         variables, found = self._shared(), values["variables"]
-        if [tuple(value.shape) for value in found] != [tuple(variable.shape) for variable in variables]:
-            raise ValueError(
-                f"the checkpoint has {len(found)} variables, this state {len(variables)}, or some have other shapes"
-            )
+        check_shapes(found, [tuple(variable.shape) for variable in variables])
         super().load_checkpoint(values)
         self._put(variables, found)
+
+
+def check_shapes(found: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Check that the arrays of a checkpoint have these shapes.
+
+    Raises:
+        ValueError: they have others, or there are more or fewer.
+    """
+    if len(found) != len(shapes):
+        raise ValueError(f"the checkpoint has {len(found)} arrays, and this state {len(shapes)}")
+    for number, (array, shape) in enumerate(zip(found, shapes, strict=True)):
+        if np.shape(array) != shape:
+            raise ValueError(
+                f"array {number} has the shape {np.shape(array)} in the checkpoint, and {shape} in this state"
+            )
