@@ -389,8 +389,10 @@ def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog:
         "numbers": [1, 2.5, float("inf"), True, None], 3: ("a", b"\x00\xff"), "empty": {}, "deep": {"x": {"y": [()]}},
         "arrays": [np.arange(6, dtype=np.int16).reshape(2, 3).T, np.float64(3.0), np.zeros((0, 2)), np.array("text")],
     }  # fmt: skip
-    path = checkpoint.write(str(tmp_path / "new" / "folder"), 7, {**values, "code": object(), "list": [object()]})
+    others = {"code": object(), "list": [object()], "rows": np.zeros(2, [("key", "i4"), ("value", "f8")])}
+    path = checkpoint.write(str(tmp_path / "new" / "folder"), 7, {**values, **others})
     assert "code is a object" in caplog.text
+    assert "rows is a ndarray of [('key', '<i4'), ('value', '<f8')]" in caplog.text
     assert checkpoint.newest(str(path.parent)) == (path, 7)
     found = checkpoint.read(path)
     np.testing.assert_equal(found, values)

@@ -122,6 +122,14 @@ def _name(dtype: np.dtype[Any]) -> str:
     return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
 
 
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    """Whether ``read`` finds this dtype by its name; one with fields is not found."""
+    try:
+        return not dtype.hasobject and np.dtype(_name(dtype)) == dtype
+    except TypeError:
+        return False
+
+
 class _Unknown(Exception):
     pass
 
@@ -132,7 +140,7 @@ def _packed(value: Any, arrays: list[np.ndarray[Any, Any]], place: str) -> Any:
         return value
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and _is_known(value.dtype):
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, bytes):
@@ -142,7 +150,8 @@ def _packed(value: Any, arrays: list[np.ndarray[Any, Any]], place: str) -> Any:
         return {"dict": [pair for pair in pairs if pair[1] is not _Unknown]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_packed(item, arrays, place) for item in value]}
-    raise _Unknown(f"{place[1:]} is a {type(value).__name__}")
+    kind = f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise _Unknown(f"{place[1:]} is a {kind}")
 
 
 def _try(value: Any, arrays: list[np.ndarray[Any, Any]], place: str) -> Any:
