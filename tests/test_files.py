@@ -58,6 +58,19 @@ def test_output_in_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     assert [*(tmp_path / "rank.0").iterdir()] == []
 
 
+def test_a_pipe_that_nobody_reads_is_an_error_and_one_with_a_reader_takes_all_data(tmp_path: Path) -> None:
+    (tmp_path / "rank.0").mkdir()
+    pipe = tmp_path / "rank.0" / "stdout"
+    os.mkfifo(pipe)
+    ended = horovodrun("-np", "1", "--output-filename", str(tmp_path), sys.executable, "-c", "print('mine')")
+    assert ended.code == 1
+    assert f"No such device or address: '{pipe}'" in ended.err
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with open(create_file(pipe), "wb") as file:
+        assert os.get_blocking(file.fileno())
+    os.close(reader)
+
+
 def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")

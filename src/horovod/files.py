@@ -84,12 +84,15 @@ def create_file(path: Path) -> int:
             raise PermissionError(
                 errno.EPERM, f"the folder belongs to another user (uid {owner}), who could redirect the file", str(path)
             )
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(path.name, flags, 0o666, dir_fd=folder)
+        # Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path.name, flags, 0o666, dir_fd=folder)
     except OSError as error:
         raise _of(path, error) from None
     finally:
         os.close(folder)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
