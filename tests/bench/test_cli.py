@@ -127,8 +127,10 @@ def test_a_profile_accounts_for_the_whole_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_network_needs_several_hosts(tmp_path: Path) -> None:
-    code, output = run([*PYTHON, "network", "--rounds", "1"], tmp_path)
+def test_a_network_needs_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["network"]) == 2
+    assert "network measures between hosts; name them with -H a:1,b:1" in capsys.readouterr().err
+    code, output = run(["horovodrun", "-np", "2", *PYTHON, "network", "--rounds", "1"], tmp_path)
     assert code != 0 and "expected several hosts, got one" in output
 
 
@@ -139,7 +141,11 @@ def test_a_network_needs_several_hosts(tmp_path: Path) -> None:
         (["allreduce", "--dtype", "complex64"], "complex64"),
         (["allreduce", "--against", "nccl"], "gloo, mpich, openmpi"),
         (["train", "--models", "mlp=x"], "mlp=x"),
+        (["train", "--models", ""], "expected at least one of mlp, resnet, gpt"),
         (["train", "--np", "0"], "expected at least 1, got 0"),
+        (["train", "--np", "two"], "-np/--np: expected a number, got 'two'"),
+        (["profile", "--threads", "-1"], "expected at least 0, got -1"),
+        (["allreduce", "--round-ms", "nan"], "expected at least 0, got nan"),
         (["fly"], "fly"),
     ],
 )
@@ -150,6 +156,14 @@ def test_a_wrong_command_line_says_what_is_wrong(
         parse(words)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, why in ((tmp_path, "Is a directory"), (tmp_path / "none" / "a.json", "No such file or directory")):
+        assert main(["allreduce", "--json", str(place)]) == 2
+        assert f"--json {place} cannot be written: {why}" in capsys.readouterr().err
 
 
 def test_flags_alone_are_for_the_usual_benchmark() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ def _list_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",") if name.strip())
+        if not names and allowed is not PEERS:
+            raise argparse.ArgumentTypeError(f"expected at least one of {', '.join(allowed)}")
         for name in names:
             if name not in allowed and not (allowed is PEERS and name.partition("=")[0] in allowed):
                 raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose from {', '.join(allowed)}")
@@ -42,10 +45,19 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return int(text)
+def _at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """Return a reader of finite numbers."""
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
+        return number
+
+    return read
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,16 +70,16 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
     add("-H", "--hosts", default="", metavar="A:2,B:2", help="hosts to start ranks on; this host when omitted")
-    add("-np", "--np", type=_positive, default=2, help="ranks to start when no launcher did (default 2)")
+    add("-np", "--np", type=_at_least(1), default=2, help="ranks to start when no launcher did (default 2)")
     add("--json", type=Path, metavar="FILE", help="write the result, the host's facts and the command")
-    add("--rounds", type=_positive, default=7, help="how often the contenders take turns (default 7)")
-    add("--threads", type=int, default=0, help="torch threads per rank (default: cores / ranks, at least 1)")
+    add("--rounds", type=_at_least(1), default=7, help="how often the contenders take turns (default 7)")
+    add("--threads", type=_at_least(0), default=0, help="torch threads per rank (default: cores / ranks, at least 1)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="WHAT")
     for op in OPS:
         _add_collective(commands, op, common)
     train = commands.add_parser("train", parents=[common], help="a training step, beside DDP and no communication")
     _add_framework(train)
-    train.add_argument("--steps", type=_positive, default=3, help="timed steps of one turn (default 3)")
+    train.add_argument("--steps", type=_at_least(1), default=3, help="timed steps of one turn (default 3)")
     train.add_argument("--models", type=_list_of(MODELS), default=MODELS, help="of mlp,resnet,gpt (default all)")
     train.add_argument("--tiny", action="store_true", help="tiny models, to see that it runs")
     parts = commands.add_parser("profile", parents=[common], help="the parts of an allreduce, and how long each takes")
@@ -96,8 +108,8 @@ def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> 
     add("--arena", action="store_true", help="measure tensors in the arena (hvd.empty) as well")
     text = f"peers, of {','.join(PEERS)}; mpich=DIR names where it is installed (MPI needs a checkout)"
     add("--against", type=_list_of(PEERS), default=(), help=text)
-    add("--round-ms", type=float, default=50.0, help="length of one turn, in milliseconds (default 50)")
-    add("--batch", type=_positive, default=50 if op == "async" else 1, help=argparse.SUPPRESS)
+    add("--round-ms", type=_at_least(0, float), default=50.0, help="length of one turn, in milliseconds (default 50)")
+    add("--batch", type=_at_least(1), default=50 if op == "async" else 1, help=argparse.SUPPRESS)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -127,6 +139,14 @@ def _problem(args: argparse.Namespace) -> str:
     option = f"--framework {framework}" if framework != "torch" else f"--against {peers[0]}" if peers else ""
     if option and not _is_checkout():
         return f"{option} needs the folder benchmarks/; run this in the root of a checkout"
+    world = detect()
+    if args.command == "network" and world.launcher == "none" and "," not in args.hosts:
+        return "network measures between hosts; name them with -H a:1,b:1"
+    if args.json and world.rank == 0:
+        try:
+            args.json.open("a").close()
+        except OSError as error:
+            return f"--json {args.json} cannot be written: {error.strerror}"
     return ""
 
 
