@@ -323,7 +323,7 @@ class Loop:
                     elif self._turn.locked():
                         # A waiting thread does the work.
                         doorbell.sleep(heard, _LOOK_S, parked=True)
-                except OSError as error:  # other code in this process has closed a descriptor
+                except BaseException as error:  # from a closed descriptor, or set by another thread
                     execution.abandon(error)
                     time.sleep(_LOOK_S)
                 self._is_asleep = False
