@@ -1,4 +1,4 @@
-"""An elastic job of one rank without a job service, and a state that tells what is called."""
+"""An elastic job of one rank without a job service, a state that tells what is called, and one of arrays."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from horovod import context
 from horovod.bindings import process_sets
 from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.elastic.variables import VariablesState
 
-__all__ = ["Job", "Told", "failing", "job", "make_job"]
+__all__ = ["Arrays", "Job", "Told", "failing", "job", "make_job"]
 
 
 class Job:
@@ -101,3 +102,27 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     process_sets.init()
     yield make_job(monkeypatch)
     process_sets.shutdown()
+
+
+class Arrays(VariablesState):
+    """A state whose variables are arrays, of a framework that sends them nowhere."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+        super().__init__()
+
+    def _shared(self) -> Any:
+        return self.arrays
+
+    def _arrays(self, variables: Any) -> Any:
+        return variables
+
+    def _hold(self, variables: Any) -> Any:
+        return [array.copy() for array in variables]
+
+    def _put(self, variables: Any, held: Any) -> None:
+        for array, value in zip(variables, held, strict=True):
+            array[:] = value
+
+    def _send(self) -> None:
+        pass
