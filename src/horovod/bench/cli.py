@@ -16,7 +16,7 @@ from horovod.bench.rank import run_rank
 from horovod.bench.report import show
 from horovod.errors import LaunchError
 from horovod.launch.run import run
-from horovod.world import detect
+from horovod.world import World, detect
 
 __all__ = ["main", "parse"]
 
@@ -128,7 +128,7 @@ def _is_checkout() -> bool:
     return importlib.util.find_spec("benchmarks") is not None
 
 
-def _problem(args: argparse.Namespace) -> str:
+def _problem(args: argparse.Namespace, world: World) -> str:
     """Return why a command cannot run here; empty when it can."""
     framework = getattr(args, "framework", "torch")
     packages = ["keras", os.environ.get("KERAS_BACKEND", "tensorflow")] if framework == "keras" else [framework]
@@ -139,7 +139,6 @@ def _problem(args: argparse.Namespace) -> str:
     option = f"--framework {framework}" if framework != "torch" else f"--against {peers[0]}" if peers else ""
     if option and not _is_checkout():
         return f"{option} needs the folder benchmarks/; run this in the root of a checkout"
-    world = detect()
     if args.command == "network" and world.launcher == "none" and "," not in args.hosts:
         return "network measures between hosts; name them with -H a:1,b:1"
     if args.json and world.rank == 0:
@@ -154,10 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark, in this rank or in ranks that it starts; return the exit status."""
     typed = _complete(sys.argv[1:] if argv is None else argv)
     args = parse(typed)
-    if problem := _problem(args):
+    world = detect()
+    if problem := _problem(args, world):
         print(f"horovod.bench: {problem}", file=sys.stderr)
         return 2
-    world = detect()
     if world.launcher != "none":
         result = run_rank(args, typed)
         if world.rank == 0:
