@@ -22,7 +22,7 @@ def prepare() -> None:
     """Make the loaded versions of Keras pass whole batches to replicas; may be called repeatedly."""
     for name, owner, method, wrap in _WRAPPED:
         cls = getattr(sys.modules.get(name), owner, None)
-        plain = getattr(cls, method, None)
+        plain = vars(cls).get(method) if cls else None
         if plain is not None and not hasattr(plain, "_khorovod_wraps"):
             wrapped: Any = functools.wraps(plain)(wrap(plain))
             wrapped._khorovod_wraps = plain
