@@ -61,6 +61,17 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
         history = model.fit(own, 0 * own, batch_size=4, epochs=2, shuffle=False, verbose=0).history
         found["array"], found["loss of array"] = taken(), history["loss"]
 
+        class Batches(keras.utils.Sequence):  # type: ignore[misc,name-defined]
+            def __len__(self) -> int:
+                return -(-len(own) // 4)
+
+            def __getitem__(self, number: int) -> Any:
+                x = own[number * 4 : number * 4 + 4]
+                return x, 0 * x
+
+        history = model.fit(Batches(), epochs=2, shuffle=False, verbose=0).history
+        found["sequence"], found["loss of sequence"] = taken(), history["loss"]
+
         for batch in strategy.distribute_datasets_from_function(lambda _: data):
             strategy.run(tf.function(lambda x, y: model(x)), batch)
         found["loop"] = taken()
@@ -87,8 +98,9 @@ def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int,
         for use in ("evaluate", "predict", "loop"):
             assert sorted(found[use]) == batches, use
         assert found["predicted"] == own
-        assert sorted(found["array"]) == sorted(2 * batches)
-        assert found["loss of array"] == pytest.approx(2 * losses[:1])
+        for data in ("array", "sequence"):
+            assert sorted(found[data]) == sorted(2 * batches), data
+            assert found[f"loss of {data}"] == pytest.approx(2 * losses[:1])
         assert found["loss"] == pytest.approx(2 * losses[:1])
         assert found["mae"] == pytest.approx(2 * losses[1:])
         assert found["evaluated"] == pytest.approx(losses)

@@ -39,15 +39,16 @@ def _of_keras_2(plain: Any) -> Any:
             steps = _steps(strategy, size)
 
         def epochs_apart(dataset: Any) -> Any:
-            # One dataset serves all epochs: without this, an epoch's last step would take batches of the next epoch.
-            if steps is None or self._adapter.should_recreate_iterator():
+            # One dataset may serve all epochs: without this, an epoch's last step would take batches of the next epoch.
+            if steps is None:
                 return dataset
             return _padded(dataset, size, steps * len(strategy.extended.worker_devices) - size)
 
         with strategy.extended.whole_batches(epochs_apart):
             plain(self, strategy, x, steps_per_epoch, class_weight, distribute)
         if steps_per_epoch is None:
-            self._inferred_steps = steps or _steps(strategy, self._inferred_steps)
+            # Keras would infer the number again at the beginning of each epoch of a Sequence.
+            self._steps_per_epoch = self._inferred_steps = steps or _steps(strategy, self._inferred_steps)
 
     return configure
 
@@ -80,12 +81,13 @@ def _of_first_replica(plain: Any) -> Any:
 def _padded(dataset: Any, batches: int, missing: int) -> Any:
     """Append empty batches to each epoch of a dataset of tuples."""
 
-    def of_epoch(*parts: Any) -> Any:
-        epoch = tf.data.Dataset.zip(parts)
-        empty = epoch.take(1).map(lambda *batch: tf.nest.map_structure(lambda tensor: tensor[:0], batch))
-        return epoch.concatenate(empty.repeat(missing))
+    def ended(number: Any, batch: Any) -> Any:
+        empty = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda tensor: tensor[:0], batch))
+        is_last = number % batches == batches - 1
+        times = tf.where(is_last, tf.constant(missing, tf.int64), 0)
+        return tf.data.Dataset.from_tensors(batch).concatenate(empty.repeat(times))
 
-    return dataset.window(batches).flat_map(of_epoch) if missing else dataset
+    return dataset.enumerate().flat_map(ended) if missing else dataset
 
 
 def _is_wanted(strategy: Any) -> bool:
