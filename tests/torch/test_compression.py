@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -213,6 +214,20 @@ def test_a_state_of_other_places_of_parameters_is_not_used() -> None:
         saved = compression.state_dict()
     # Backward comes to b and c in another order, so the bucket has the same name and length, and not the same elements.
     assert {name: state["step"] for name, (_, state) in saved["buckets"].items()} == {"bucket0[d..a]": 1}
+
+
+@on_ranks(2)
+def test_a_state_is_not_used_after_the_ranks_have_met_again() -> None:
+    """A rank that has joined an elastic job begins without a state, so the others may not go on with theirs."""
+    compression = Halves()
+    _train(3, compression)
+    saved = copy.deepcopy(compression.state_dict())
+    for loaded, steps in ((None, 1), (saved, 4)):
+        hvd.shutdown()
+        hvd.init()
+        _train(1, compression, loaded)
+        [(_, state)] = compression.state_dict()["buckets"].values()
+        assert state["step"] == steps
 
 
 def test_a_state_of_another_length_is_not_used(caplog: pytest.LogCaptureFixture) -> None:

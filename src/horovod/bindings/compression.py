@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any, ClassVar
 
+from horovod import context
 from horovod.bindings.misuse import wrong_argument
 from horovod.engine.calls import named_only
 from horovod.logs import logger
@@ -129,6 +130,9 @@ class BucketCompressor:
     #: Saved in ``state_dict()``, so that no other compressor loads this state.
     name: ClassVar[str] = ""
 
+    #: ``init_count()`` at the last step; None while no step has used the states.
+    _generation: int | None = None
+
     def compress(self, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
         """Return the tensor to send for a bucket, and a context for ``decompress``.
 
@@ -186,7 +190,20 @@ class BucketCompressor:
     def state_of(self, bucket: str, places: int) -> dict[str, Any]:
         """Return the state of a bucket; an empty state if the stored one belongs to other gradients. ``places`` is the
         checksum of their names and positions in the bucket.
+
+        All states are empty after a change of the membership, unless states were loaded since: a rank that has joined
+        has none, a failed step has changed those of some ranks only, and they must mean the same on all ranks.
         """
+        generation = context.init_count()
+        if self._generation not in (None, generation):
+            if self._buckets:
+                logger.warning(
+                    "compressor %s starts anew, because the ranks have met again; an elastic state that has it as an "
+                    "attribute keeps the states of rank 0",
+                    self.name,
+                )
+            self._buckets.clear()
+        self._generation = generation
         known, state = self._buckets.get(bucket, (places, {}))
         if known != places:
             logger.warning(
@@ -213,6 +230,7 @@ class BucketCompressor:
         if state_dict.get("name") != self.name:
             raise wrong_argument(f"this state is of the compressor {state_dict.get('name')!r}, not of {self.name!r}")
         self._buckets.clear()
+        self._generation = None
         for bucket, (places, state) in state_dict["buckets"].items():
             self._buckets[bucket] = places, dict(state)
 
