@@ -19,8 +19,6 @@ from horovod.transports.shm.staging import Staging
 
 __all__ = ["ROUTINES", "Plan"]
 
-#: In these kinds a rank takes its own data from its inputs, so that the other of two ranks may overwrite the copy.
-_CLEARED = frozenset({Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
 #: Kept combinations of places and their views; ranks that run in step have few.
 _MOST_ROWS = 64
 
@@ -72,7 +70,8 @@ class Plan:
         # Indexed by tensor and member: the rows that this rank takes; empty if each rank takes all.
         self._taken = self._rows_for_each()
         self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
-        if len(members) == 2 and entry.most_bytes >= LEAST_BYTES and request.kind in _CLEARED:
+        # Each rank takes its own data from its inputs, so the other of two ranks may overwrite the copy.
+        if len(members) == 2 and entry.most_bytes >= LEAST_BYTES:
             self._other = members[1 - self.me]
             if request.root == self._other or not COLLECTIVES[request.kind].root_sends:
                 self._routine, self.run = self.run, self._run_and_clear
