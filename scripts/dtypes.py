@@ -18,8 +18,8 @@ _NOTES = {
     "complex128": "as complex64",
 }
 _SHARED = {False: "the whole shape", True: "all dimensions but the first"}
+_LEAST = {False: "any number", True: "one or more"}
 _DIMENSIONS = {
-    Kind.ALLGATHER: "one or more",
     Kind.ALLTOALL: "one or more; the first divides evenly, or `splits` add up to it",
     Kind.REDUCESCATTER: "one or more; the first ranks get a row more where it does not divide",
 }
@@ -34,8 +34,8 @@ def markdown() -> str:
         "",
         "## Dtypes",
         "",
-        "`allgather`, `broadcast` and `alltoall` move every dtype of this table, in torch and in numpy where numpy",
-        "has it. `allreduce` and `reducescatter` combine:",
+        f"{_named(reduces=False)} move every dtype of this table, in torch and in numpy where numpy has it.",
+        f"{_named(reduces=True)} combine:",
         "",
         f"| dtype | bytes | {' | '.join(op.name.capitalize() for op in _ORDER)} | numpy | arithmetic |",
         f"|---|---|{'---|' * len(_ORDER)}---|---|",
@@ -55,7 +55,7 @@ def markdown() -> str:
         "| operation | what ranks must share | dimensions |",
         "|---|---|---|",
         *(
-            f"| `{kind.name.lower()}` | {_SHARED[row.rows_differ]} | {_DIMENSIONS.get(kind, 'any number')} |"
+            f"| `{kind.name.lower()}` | {_SHARED[row.rows_differ]} | {_DIMENSIONS.get(kind, _LEAST[row.has_rows])} |"
             for kind, row in COLLECTIVES.items()
         ),
         "",
@@ -84,6 +84,11 @@ def markdown() -> str:
         "| requires a gradient | yes; see the gradients in [torch.md](torch.md#gradients-of-the-operations) |",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _named(*, reduces: bool) -> str:
+    *others, last = [f"`{kind.name.lower()}`" for kind, row in COLLECTIVES.items() if row.reduces is reduces]
+    return f"{', '.join(others)} and {last}"
 
 
 def _row(dtype: str) -> str:
