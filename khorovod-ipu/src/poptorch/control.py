@@ -40,7 +40,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor
         found = [found] if isinstance(found, torch.Tensor) else list(found)
         if len(found) != len(values):
             raise ValueError(
-                f"for_loop: the body took {len(values)} tensors and returned {len(found)}; both must be one"
+                f"for_loop: the body took {len(values)} tensors and returned {len(found)}; the numbers must be equal"
             )
         values = found
     return values

@@ -46,7 +46,8 @@ class Adapter(Protocol):
         """
 
     def target(self, tensor: Any) -> Buffer | None:
-        """Return ``buffer(tensor)`` for writing by an in-place operation; never called if not ``writable``.
+        """Return ``buffer(tensor)``, or None as it does, for an in-place operation to write; never called if not
+        ``writable``.
 
         Raises:
             TypeError: as for ``buffer``.

@@ -45,7 +45,7 @@ class NumpyAdapter(Adapter):
         return tensor if tensor.flags.c_contiguous else None
 
     def target(self, tensor: Any) -> Array | None:
-        """Return the array itself if it is C-contiguous; it must not be read-only."""
+        """Return the array itself, None if it is not C-contiguous; it must not be read-only."""
         buffer = self.buffer(tensor)
         if not tensor.flags.writeable:
             raise ValueError(
@@ -107,7 +107,7 @@ class ImmutableAdapter(NumpyAdapter):
     writable = False
 
     def buffer(self, tensor: Any) -> Array | None:
-        """Return a contiguous alias, which may be read-only."""
+        """Return a contiguous alias, which may be read-only; None if the elements do not lie one after the other."""
         raise NotImplementedError
 
     def wrap(self, buffer: Array) -> Any:

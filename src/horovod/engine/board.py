@@ -41,7 +41,7 @@ class Board(Protocol):
         """Return the rank that waits for an answer of ``rank``, or -1."""
 
     def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wanted, asking rank) if there is a new question to this rank."""
+        """Return (number, wanted, asking rank) of a new question to this rank; None if there is none."""
 
     def give_answer(self, number: int, text: bytes) -> None:
         """Answer question ``number`` and all before it."""
@@ -75,10 +75,12 @@ class Board(Protocol):
         """Return the trace events that ``rank`` appended since the last call."""
 
     def note_arrival(self, key: int, at_ns: int) -> None:
-        """Publish when this rank submitted an operation; ``key`` is the same on all ranks."""
+        """Publish when this rank submitted an operation; ``key`` is the same on all ranks, ``at_ns`` a time of this
+        host's monotonic clock.
+        """
 
     def arrival(self, rank: int, key: int) -> int:
-        """Return when ``rank`` submitted an operation, or 0 if the time is not known (any more)."""
+        """Return the ``at_ns`` of ``note_arrival`` on ``rank``, or 0 if it is not known (any more)."""
 
     def close(self) -> None:
         """Release the resources of this process."""

@@ -214,7 +214,9 @@ class EngineState:
     # -- failing and leaving -------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> errors.HorovodInternalError | None:
-        """Note that this rank cannot keep in step with the log any more; return the failure if it is the first one."""
+        """Note that this rank cannot keep in step with the log any more; return the failure, or None if there
+        was one before.
+        """
         if self.failure is not None:
             return None
         if not isinstance(error, errors.HorovodInternalError):

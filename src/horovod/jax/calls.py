@@ -88,7 +88,7 @@ class CollectiveCall:
         return replace(self, suffix=self.suffix.removesuffix(_TANGENT) + ".gradient", **changes)
 
     def eager_name(self) -> str | None:
-        """Return the key of the match outside programs."""
+        """Return the key of the match outside programs; None without a name."""
         return self.name and f"{self.name}{self.suffix}"
 
 

@@ -31,7 +31,9 @@ class _JaxAdapter(ImmutableAdapter):
     name = "jax"
 
     def buffer(self, tensor: Any) -> Array | None:
-        """Wait for the array, and return its memory, read-only; for devices other than the CPU, a copy."""
+        """Wait for the array, and return its memory, read-only; for devices other than the CPU, a copy. None
+        if it is not contiguous.
+        """
         if not isinstance(tensor, jax.Array):
             raise TypeError(f"expected a JAX array, received {type(tensor).__name__}; use jax.numpy.asarray()")
         array = np.asarray(tensor)

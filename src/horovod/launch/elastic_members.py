@@ -71,7 +71,7 @@ class ElasticMembers:
         return lines
 
     def rank_of(self, process: int) -> int | None:
-        """Return the current or last rank of a process; the provisional one before the first generation."""
+        """Return the current or last rank of a process; the provisional one before the first generation; else None."""
         return self.ranks.get(process, self._last_ranks.get(process, None if self.ledger.size else process))
 
     def name(self, process: int) -> str:

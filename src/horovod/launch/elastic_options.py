@@ -114,7 +114,8 @@ def elastic_options(found: Mapping[str, Any], num_proc: int | None, allocated: i
 
 
 def argument_options(num_proc: int | None, **given: Any) -> ElasticOptions | None:
-    """Read the arguments of a function; like ``elastic_options``, but errors name arguments.
+    """Read the arguments of a function; like ``elastic_options``, but errors name arguments. None if the job is not
+    elastic.
 
     Raises:
         ValueError: a wrong value, or values that contradict each other.

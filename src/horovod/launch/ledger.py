@@ -111,7 +111,8 @@ class Ledger:
 
     def own_error(self) -> Loss | None:
         """Return the failure that shows an error of the script itself: a rank failed at the same place as a rank of an
-        earlier generation, and no step was completed in between."""
+        earlier generation, and no step was completed in between. None if there is none.
+        """
         for i, failure in enumerate(self.failures):
             for other in self.failures[:i] if failure.error else ():
                 is_same = (failure.error, failure.progress) == (other.error, other.progress)
@@ -120,7 +121,9 @@ class Ledger:
         return None
 
     def loss_in_vain(self) -> Loss | None:
-        """Return the last of several losses in turn of new processes, if no step was completed in between."""
+        """Return the last of several losses in turn of new processes, if no step was completed in between;
+        None otherwise.
+        """
         last = [failure for failure in self.failures if failure.progress is not None][-_MOST_IN_VAIN:]
         count = len({failure.generation for failure in last if failure.is_new})
         return last[-1] if count == _MOST_IN_VAIN and len({failure.progress for failure in last}) == 1 else None

@@ -41,7 +41,9 @@ class Recorder:
             self._write(reason, Path(self._folder), failure)
 
     def as_asked(self, reason: str) -> Path | None:
-        """Write a requested dump, by default into ``horovod-flight-recorder`` here; never raises."""
+        """Write a requested dump, by default into ``horovod-flight-recorder`` here, and return its path; None if that
+        failed, which a warning says.
+        """
         return self._write(reason, Path(self._folder or DEFAULT_FOLDER))
 
     def _write(self, reason: str, folder: Path, failure: str = "") -> Path | None:

@@ -84,7 +84,7 @@ class Endings:
         _earlier[self._world.job] = known
 
     def ended(self, ranks: Iterable[int]) -> tuple[int, str] | None:
-        """Return the first of ``ranks`` that will not come any more, and why."""
+        """Return the first of ``ranks`` that will not come any more, and why; None if all may come."""
         for rank in ranks:
             text = self._exit_of(rank) or self._missing(rank) or self._siblings.fate(rank)
             if text:

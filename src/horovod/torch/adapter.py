@@ -29,7 +29,9 @@ class TorchAdapter(Adapter):
     address = staticmethod(torch.Tensor.data_ptr)  # type: ignore[assignment]
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
-        """Return the tensor without gradient history if it is contiguous, on the host, and not lazily conj or neg."""
+        """Return the tensor without gradient history if it is contiguous, on the host, and not lazily conj or neg;
+        else None.
+        """
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
         if tensor.is_nested:
