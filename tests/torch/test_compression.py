@@ -216,15 +216,19 @@ def test_a_state_of_other_places_of_parameters_is_not_used() -> None:
     assert {name: state["step"] for name, (_, state) in saved["buckets"].items()} == {"bucket0[d..a]": 1}
 
 
+@pytest.mark.parametrize("joins", [False, True], ids=["a new job", "join"])
 @on_ranks(2)
-def test_a_state_is_not_used_after_the_ranks_have_met_again() -> None:
-    """A rank that has joined an elastic job begins without a state, so the others may not go on with theirs."""
+def test_states_of_ranks_that_may_have_taken_fewer_steps_are_not_used(joins: bool) -> None:
+    """A rank that has joined an elastic job has no state, and one that has called ``join`` early an older one."""
     compression = Halves()
     _train(3, compression)
     saved = copy.deepcopy(compression.state_dict())
     for loaded, steps in ((None, 1), (saved, 4)):
-        hvd.shutdown()
-        hvd.init()
+        if joins:
+            hvd.join()
+        else:
+            hvd.shutdown()
+            hvd.init()
         _train(1, compression, loaded)
         [(_, state)] = compression.state_dict()["buckets"].values()
         assert state["step"] == steps

@@ -130,8 +130,8 @@ class BucketCompressor:
     #: Saved in ``state_dict()``, so that no other compressor loads this state.
     name: ClassVar[str] = ""
 
-    #: ``init_count()`` at the last step; None while no step has used the states.
-    _generation: int | None = None
+    #: ``init_count()`` and ``join_count()`` at the last step; None while no step has used the states.
+    _age: tuple[int, int] | None = None
 
     def compress(self, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
         """Return the tensor to send for a bucket, and a context for ``decompress``.
@@ -191,19 +191,19 @@ class BucketCompressor:
         """Return the state of a bucket; an empty state if the stored one belongs to other gradients. ``places`` is the
         checksum of their names and positions in the bucket.
 
-        All states are empty after a change of the membership, unless states were loaded since: a rank that has joined
-        has none, a failed step has changed those of some ranks only, and they must mean the same on all ranks.
+        States must mean the same on all ranks. So all are empty after a change of the membership, as new ranks have
+        none, and after ``join()``, as some ranks have taken fewer steps; unless states were loaded since.
         """
-        generation = context.init_count()
-        if self._generation not in (None, generation):
+        age = context.init_count(), context.join_count()
+        if self._age not in (None, age):
             if self._buckets:
                 logger.warning(
-                    "compressor %s starts anew, because the ranks have met again; an elastic state that has it as an "
-                    "attribute keeps the states of rank 0",
+                    "compressor %s starts anew: ranks may have taken fewer steps, after a change of the membership or "
+                    "join(). An elastic state that has it as an attribute keeps the states of rank 0",
                     self.name,
                 )
             self._buckets.clear()
-        self._generation = generation
+        self._age = age
         known, state = self._buckets.get(bucket, (places, {}))
         if known != places:
             logger.warning(
@@ -230,7 +230,7 @@ class BucketCompressor:
         if state_dict.get("name") != self.name:
             raise wrong_argument(f"this state is of the compressor {state_dict.get('name')!r}, not of {self.name!r}")
         self._buckets.clear()
-        self._generation = None
+        self._age = None
         for bucket, (places, state) in state_dict["buckets"].items():
             self._buckets[bucket] = places, dict(state)
 
