@@ -234,6 +234,22 @@ def test_states_of_ranks_that_may_have_taken_fewer_steps_are_not_used(joins: boo
         assert state["step"] == steps
 
 
+@on_ranks(2)
+def test_an_elastic_state_keeps_the_states_of_rank_0() -> None:
+    compression = Halves()
+    _train(3, compression)
+    state = hvd.elastic.TorchState(compression=compression)
+    hvd.shutdown()
+    hvd.init()
+    state.sync()
+    [(_, kept)] = compression.state_dict()["buckets"].values()
+    left, others = hvd.allgather_object(kept["left"].tolist())
+    assert left == others
+    _train(1, compression)
+    [(_, kept)] = compression.state_dict()["buckets"].values()
+    assert kept["step"] == 4
+
+
 def test_a_state_of_another_length_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     compression = Halves()
     compression.state_of("bucket", 4)["step"] = 7
