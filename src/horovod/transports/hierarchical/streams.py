@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import ITEMSIZE, ReduceOp, Request, TensorSpec
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Entry, Work
@@ -114,8 +115,9 @@ def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Req
     if int(values.max()) > limit or int(values.min()) < -limit:
         what = "an average" if request.op is ReduceOp.AVERAGE else "a sum with a postscale_factor"
         raise HorovodInternalError(
-            f"{what} of {dtype} over {divisor} ranks on several hosts needs values between -{limit} and {limit}, "
-            f"or their sum is out of range; received {values.min()} to {values.max()}. Reduce float64 instead"
+            f"{describe_waiting(request)}: {what} of {dtype} over {divisor} ranks on several hosts needs values "
+            f"between -{limit} and {limit}, or their sum is out of range; received {values.min()} to {values.max()}. "
+            "Reduce float64 instead"
         )
 
 
