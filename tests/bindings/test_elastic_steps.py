@@ -13,6 +13,7 @@ from elastic_double import Job, Told, failing
 import horovod.numpy as hvd
 from horovod.bindings.elastic.rates import LearningRateScale
 from horovod.bindings.elastic.run import run
+from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import decorators, step
 from horovod.errors import PeerLostError
@@ -126,6 +127,31 @@ def test_a_change_comes_between_two_steps(job: Job) -> None:
     state.batch = 3
     train(state)
     assert sizes[4:] == [(4, 3)], "the ranks have met after the last change was due"
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_samples_are_used_once_if_ranks_change_between_commits(has_steps: bool, job: Job) -> None:
+    """A batch that the loop has taken counts, unless it waits for a declared step."""
+    used: list[int] = []
+
+    def use(state: Any, batch: Any) -> None:
+        used.extend(batch.tolist())
+
+    one = step(use)
+
+    @run
+    def train(state: Any) -> None:
+        for number, batch in enumerate(state.batches):
+            job.wants = (number, job.number) == (2, 1)
+            if has_steps:
+                state.check_host_updates()
+                one(state, batch)
+            else:
+                use(state, batch)
+                state.check_host_updates()
+
+    train(ObjectState(lambda value: value, lambda: 0, batches=shard(np.arange(20), batch_size=4)))
+    assert (used, job.number) == (list(range(20)), 2)
 
 
 def test_an_error_between_steps_goes_back_to_the_last_step(job: Job) -> None:

@@ -118,6 +118,8 @@ class State:
                 last, every = timestamp, every | update
         previous, self._last_updated_timestamp, every = self._bcast_object((previous, last, every))
         if self._last_updated_timestamp > previous:
+            if self._captured_generators is None:  # no step is declared, so the parameters have seen all batches
+                self.confirm()
             raise HostsUpdatedInterrupt(every == HostUpdateResult.removed)
 
     def save(self) -> None:
@@ -156,7 +158,7 @@ class State:
         return True
 
     def confirm(self) -> None:
-        """Count the handed-out samples as used; called at each commit and step."""
+        """Count the handed-out samples as used; called at each commit, step and interrupt between commits."""
 
     def _drop_unconfirmed(self) -> None:
         """Drop what ``confirm`` has not counted: samples that were handed out, and learning rates."""
