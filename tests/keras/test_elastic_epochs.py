@@ -76,12 +76,12 @@ def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs() -> None:
     assert found == wanted
 
 
-_DECIDED = [(3, 0.75 * 0.75 * 0.5)] * 2  # the gradient is twice the weight
+_DECIDED = [(3, 0.75 * 0.75 * 0.5 * 8)] * 2  # the gradient is twice the weight
 
 
 @pytest.mark.slow
 @on_ranks(2, returns=_DECIDED, given=["framework"])
-def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does() -> Any:
+def test_all_ranks_stop_and_change_learning_rate_and_weights_as_rank_0_does() -> Any:
     """As callbacks do of which another rank, which has just joined, has seen too few epochs."""
     import numpy as np
 
@@ -94,6 +94,10 @@ def test_all_ranks_stop_and_change_the_learning_rate_as_rank_0_does() -> Any:
                 self.model.optimizer.learning_rate.assign(0.25)
             if hvd.rank() == 0 and epoch == 2:
                 self.model.stop_training = True
+
+        def on_train_end(self, logs: Any = None) -> None:
+            if hvd.rank() == 0:
+                self.model.set_weights([self.model.get_weights()[0] * 8])
 
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), loss="mse")

@@ -151,6 +151,8 @@ class _Training:
         if self._has_begun:
             state._history = model.history
             numbered.end()
+            # EarlyStopping restores the best epoch's weights, which a new rank may not have seen.
+            state._send()
         # After a loss in on_train_end this is called again, and trains nothing.
         return state._history or model.history
 
