@@ -8,7 +8,7 @@ import pytest
 import torch
 from elastic_job import ElasticJob
 from elastic_train import horovod_script, kept_things, linear_from, parts, snapshot, train_on, train_steps
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 from horovod.core.membership_events import Policy
@@ -148,3 +148,26 @@ def test_sets_tensors_and_shards_survive(host: bool) -> None:
         assert each.get("even") == ([2.0, 2.0] if each["rank"] != 1 else None)
         assert "no rank of the process set of rank 2 is left" in each["alone"]
         assert "was begun before" in each["handle"]
+
+
+@pytest.mark.slow
+@on_ranks(2, returns=[[1.0, {"calls": 3}]] * 2)
+def test_a_sync_sends_what_modules_keep_besides_tensors() -> list[Any]:
+    hvd.init()
+
+    class Counting(torch.nn.Linear):
+        extra: Any = {"calls": 3}  # noqa: RUF012
+
+        def get_extra_state(self) -> Any:
+            return self.extra
+
+        def set_extra_state(self, state: Any) -> None:
+            self.extra = state
+
+    model = Counting(1, 1)
+    if hvd.rank() == 0:
+        torch.nn.init.ones_(model.weight)
+    else:
+        model.extra = torch.zeros(5)
+    hvd.elastic.TorchState(model).sync()
+    return [float(model.weight), model.extra]

@@ -94,8 +94,12 @@ class ModelStateHandler(StateHandler):
         drop_gradients(self.value.parameters())
 
     def sync(self) -> None:
-        tensors = {name: v for name, v in self.value.state_dict().items() if isinstance(v, torch.Tensor)}
-        broadcast_parameters(tensors, root_rank=0)
+        whole = self.value.state_dict()
+        # Modules make this anew in each state_dict(), as tensors or as other objects.
+        extra = {name: whole.pop(name) for name in list(whole) if name.endswith("_extra_state")}
+        broadcast_parameters({name: v for name, v in whole.items() if isinstance(v, torch.Tensor)}, root_rank=0)
+        if extra:
+            self.value.load_state_dict(broadcast_object(extra), strict=False)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the parameters, but no buffers: batch norm averages differ between ranks."""
