@@ -225,7 +225,9 @@ def test_an_attribute_that_cannot_be_sent_is_named(job: Job) -> None:
         run(failing())(Told(job.events, batch=0, lock=threading.Lock()))
 
 
-def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) -> None:
+def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
     done: list[str] = []
     hvd.on_leave(lambda: done.append("first"))
 
@@ -240,6 +242,9 @@ def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) 
     assert caught.value.code == 0
     assert done == ["second", "first"]
     assert not leave._functions
+    (logged,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert logged is not None
+    assert (str(logged), logged.__context__) == ("is logged", None)
 
 
 @pytest.mark.parametrize("is_in_training", [False, True])

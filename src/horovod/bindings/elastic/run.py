@@ -246,10 +246,11 @@ class _Job:
                     if not leave.was_asked():  # as all others were
                         raise
                 logger.info("this process leaves the job: %s", error)
-                leave.run_functions()
-                sys.exit(0)
+                break
             except PeerLostError:  # again
                 continue
+        leave.run_functions()  # their errors have no other cause
+        sys.exit(0)
 
     def _write(self, state: State) -> None:
         if self._folder and state.progress:
