@@ -31,6 +31,14 @@ def test_a_checkpoint_of_other_arrays_is_refused_with_the_first_difference() -> 
             Arrays(*arrays).load_checkpoint(written)
 
 
+def test_a_number_of_numpy_stays_one(tmp_path: Path) -> None:
+    counts = {np.int64(3): np.uint8(2), (np.int32(1), "a"): np.datetime64("2001-01-01")}
+    best = np.float32(0.1)
+    found = checkpoint.read(checkpoint.write(str(tmp_path), 1, {"counts": counts, "best": best}))
+    assert found == {"counts": counts, "best": best}
+    assert type(found["best"]) is np.float32
+
+
 def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {
         "numbers": [1, 2.5, float("inf"), True, None], 3: ("a", b"\x00\xff"), "empty": {}, "deep": {"x": {"y": [()]}},

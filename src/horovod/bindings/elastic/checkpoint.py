@@ -138,8 +138,8 @@ def _packed(value: Any, arrays: list[np.ndarray[Any, Any]], place: str) -> Any:
     """Return a value in JSON form; arrays are replaced by their indices in ``arrays``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.generic):
-        value = np.asarray(value)
+    if isinstance(value, np.generic):  # other than an array it has a hash, and += does not change it
+        return {"number": _packed(np.asarray(value), arrays, place)["array"]}
     if isinstance(value, np.ndarray) and _is_known(value.dtype):
         arrays.append(value)
         return {"array": len(arrays) - 1}
@@ -170,6 +170,8 @@ def _unpacked(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     ((kind, content),) = value.items()
     if kind == "array":
         return arrays[content]
+    if kind == "number":
+        return arrays[content][()]
     if kind == "bytes":
         return base64.b64decode(content)
     if kind == "dict":
