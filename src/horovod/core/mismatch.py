@@ -76,12 +76,11 @@ def _semantics(first: Request, members: Sequence[int], requests: Sequence[Reques
 
 
 def describe_waiting(request: Request, times: int = 0) -> str:
-    """Return a short name for a request: the user's term, its operation, its name and, if known, the user's line.
+    """Return a short name for a request: the user's term, its operation, its name and its place in the user's code.
     ``times`` is how often the rank has submitted it; 0 if that is not known.
     """
     words = labels.in_words(request.name.partition(".")[2], times)
-    site = f" ({request.site})" if request.site else ""
-    return f"{words}{': ' * bool(words)}{request.kind.name.lower()} {_label(request)}{site}"
+    return f"{words}{': ' * bool(words)}{request.kind.name.lower()} {_label(request)} ({request.site})"
 
 
 def _label(request: Request) -> str:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import ITEMSIZE, ReduceOp, Request, TensorSpec
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Entry, Work
@@ -114,8 +113,9 @@ def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Req
     limit = int(np.iinfo(dtype).max) // math.ceil(divisor * max(1.0, abs(request.prescale)))
     if int(values.max()) > limit or int(values.min()) < -limit:
         what = "an average" if request.op is ReduceOp.AVERAGE else "a sum with a postscale_factor"
+        name = repr(request.name.partition(".")[2]) if request.name else "(unnamed)"
         raise HorovodInternalError(
-            f"{describe_waiting(request)}: {what} of {dtype} over {divisor} ranks on several hosts needs values "
+            f"{request.kind.name.lower()} {name}: {what} of {dtype} over {divisor} ranks on several hosts needs values "
             f"between -{limit} and {limit}, or their sum is out of range; received {values.min()} to {values.max()}. "
             "Reduce float64 instead"
         )
