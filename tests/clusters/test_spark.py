@@ -106,6 +106,27 @@ def test_a_lost_task_or_executor_ends_the_others_and_nothing_runs_twice(spark: A
     assert [result[0] for result in found] == [0, 1]
 
 
+def test_a_job_that_spark_cancels_is_not_a_lost_task_alone(spark: Any) -> None:
+    import horovod.spark
+    from horovod.errors import LaunchError
+
+    class Cancelling(io.StringIO):
+        def write(self, text: str) -> int:
+            spark.sparkContext.cancelAllJobs()
+            return len(text)
+
+    def wait() -> None:
+        import horovod.numpy as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            print("all ranks have begun", flush=True)
+        hvd.allgather_object(hvd.rank() == 0 and signal.pause())
+
+    with pytest.raises(LaunchError, match=r"Spark has aborted the job .* cancelled .*; .* was lost with rank"):
+        horovod.spark.run(wait, num_proc=2, stdout=Cancelling(), stderr=io.StringIO())
+
+
 def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:
     import horovod.spark
     from horovod.errors import LaunchError

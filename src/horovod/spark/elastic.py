@@ -103,7 +103,7 @@ class TaskPool(Pool):
     plan: LaunchPlan
 
     def __init__(self, tasks: RankTasks, options: JobOptions, first: Sequence[TaskConnection]) -> None:
-        self._tasks, self._options = tasks, options
+        self.tasks, self._options = tasks, options
         self._arrived = list(first)
         self._names = MachineNames()
         self._slots: dict[tuple[str, int], TaskConnection] = {}
@@ -114,10 +114,6 @@ class TaskPool(Pool):
     def count(self) -> int:
         """Number of registered tasks."""
         return len(self._slots)
-
-    def failure(self) -> str:
-        """Return the reason why Spark has ended the tasks, on one line; empty if it has not."""
-        return self._tasks.job.failure().partition("\n")[0]
 
     @property
     def usable(self) -> dict[str, int]:
@@ -135,7 +131,7 @@ class TaskPool(Pool):
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
         ready, early = [], []
-        for task in (*self._arrived, *self._tasks.listener.arrivals()):
+        for task in (*self._arrived, *self.tasks.listener.arrivals()):
             place = task.registration
             if old := [other for other in self._slots.values() if other.registration.partition == place.partition]:
                 old[0].kill()  # Spark detected the loss before us
@@ -170,6 +166,6 @@ def _carry_out(
     outcome, results = run_on_pool(
         plan, options.sinks, elastic, policy, pool, options.interfaces, call, (signal.SIGINT,)
     )
-    if outcome.code and (why := pool.failure()):
-        outcome.lines.insert(1, f"Spark has aborted the job of the tasks: {why}")
+    if outcome.code and (why := pool.tasks.aborted()):
+        outcome.lines.insert(1, why)
     return elastic_results_of(outcome, results, options.say)

@@ -13,7 +13,6 @@ from horovod.launch.remote import RemoteJob
 from horovod.launch.supervise import FixedJob
 from horovod.launch.workers import WorkerJob, in_rank_order
 from horovod.spark.options import JobOptions
-from horovod.spark.relay import TaskConnection
 from horovod.spark.tasks import MachineNames, RankTasks
 
 __all__ = ["run"]
@@ -77,28 +76,31 @@ def run(
     tasks = RankTasks(options, num_proc, None, start_timeout, runs_again=False)
     is_well = False
     try:
-        results = _carry_out(options, in_rank_order(tasks.wait(), lambda task: task.registration.machine), call)
+        results = _carry_out(options, tasks, call)
         is_well = True
     finally:
         tasks.close(is_well)
     return results
 
 
-def _carry_out(options: JobOptions, tasks: Sequence[TaskConnection], call: bytes) -> list[Any]:
+def _carry_out(options: JobOptions, tasks: RankTasks, call: bytes) -> list[Any]:
     """Run the ranks to their end, and return their results."""
+    connections = in_rank_order(tasks.wait(), lambda task: task.registration.machine)
     machines = MachineNames()
-    names = [machines.name(task.registration) for task in tasks]
+    names = [machines.name(task.registration) for task in connections]
     workers = WorkerJob(names, interfaces=options.interfaces)
     try:
         own = workers.variables
         common = {name: own[0][name] for name in (JOB_ID, SECRET_KEY)}
-        plan = options.plan(common, tasks[0].registration, own)
+        plan = options.plan(common, connections[0].registration, own)
         options.say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {', '.join(dict.fromkeys(names))}")
         jobs: list[Job] = [
             RemoteJob(options.own_plan(part, task.registration), task, call)
-            for (_, part), task in zip(plan.parts(), tasks, strict=True)
+            for (_, part), task in zip(plan.parts(), connections, strict=True)
         ]
         outcome = FixedJob(plan, options.sinks, jobs, workers.ended).carry_out((signal.SIGINT,), None)
     finally:
         workers.close()
+    if outcome.error and (why := tasks.aborted()):
+        outcome.error = f"{why}; {outcome.error}"
     return results_of(plan, outcome, jobs)

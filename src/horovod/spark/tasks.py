@@ -123,6 +123,11 @@ class RankTasks:
                 f"HOROVOD_SPARK_START_TIMEOUT). Do other jobs of the application occupy its slots?"
             )
 
+    def aborted(self) -> str:
+        """Return that Spark has aborted the job of the tasks, and why, on one line; empty if it has not."""
+        why = self.job.failure().partition("\n")[0]
+        return why and f"Spark has aborted the job of the tasks: {why}"
+
     def close(self, is_well: bool) -> None:
         """Wait for the tasks, or cancel them, and stop listening.
 
