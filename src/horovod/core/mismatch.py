@@ -70,7 +70,7 @@ def _semantics(first: Request, members: Sequence[int], requests: Sequence[Reques
             members, requests
         )
     if row is not None and row.has_root and first.root in joined:
-        what = f"{first.kind.name.lower()} {_label(first)} with root rank {first.root}"
+        what = f"{first.label} with root rank {first.root}"
         return f"{what}, which has called join() and takes no part." + _sites(members, requests)
     return ""
 
@@ -80,11 +80,7 @@ def describe_waiting(request: Request, times: int = 0) -> str:
     ``times`` is how often the rank has submitted it; 0 if that is not known.
     """
     words = labels.in_words(request.name.partition(".")[2], times)
-    return f"{words}{': ' * bool(words)}{request.kind.name.lower()} {_label(request)} ({request.site})"
-
-
-def _label(request: Request) -> str:
-    return repr(request.name.split(".", 1)[-1]) if request.name else "(unnamed)"
+    return f"{words}{': ' * bool(words)}{request.label} ({request.site})"
 
 
 def _one_or_all(values: Sequence[object]) -> object:
@@ -95,10 +91,7 @@ def _report(
     noun: str, first: Request, members: Sequence[int], requests: Sequence[Request], values: Sequence[object]
 ) -> str:
     others = [value for value in values if value != values[0]]
-    lines = [
-        f"Mismatched {noun}: One rank had {values[0]}, another had {others[0]}, in {first.kind.name.lower()} "
-        f"{_label(first)}."
-    ]
+    lines = [f"Mismatched {noun}: One rank had {values[0]}, another had {others[0]}, in {first.label}."]
     if not first.name:
         matched = "Unnamed operations match in the order in which each rank calls them"
         left_out = (

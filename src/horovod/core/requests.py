@@ -110,6 +110,11 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     placement: tuple[int, ...] = ()
     site: str = ""  # `file:line` of the user's call; never compared
 
+    @property
+    def label(self) -> str:
+        """The operation and the name that the user gave it, for texts."""
+        return f"{self.kind.name.lower()} {repr(self.name.split('.', 1)[-1]) if self.name else '(unnamed)'}"
+
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the log: all ``members`` are ready and execute this next."""

@@ -113,9 +113,8 @@ def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Req
     limit = int(np.iinfo(dtype).max) // math.ceil(divisor * max(1.0, abs(request.prescale)))
     if int(values.max()) > limit or int(values.min()) < -limit:
         what = "an average" if request.op is ReduceOp.AVERAGE else "a sum with a postscale_factor"
-        name = repr(request.name.partition(".")[2]) if request.name else "(unnamed)"
         raise HorovodInternalError(
-            f"{request.kind.name.lower()} {name}: {what} of {dtype} over {divisor} ranks on several hosts needs values "
+            f"{request.label}: {what} of {dtype} over {divisor} ranks on several hosts needs values "
             f"between -{limit} and {limit}, or their sum is out of range; received {values.min()} to {values.max()}. "
             "Reduce float64 instead"
         )
