@@ -129,20 +129,21 @@ def test_a_change_comes_between_two_steps(job: Job) -> None:
     assert sizes[4:] == [(4, 3)], "the ranks have met after the last change was due"
 
 
+@pytest.mark.parametrize("change_at", [0, 2])
 @pytest.mark.parametrize("has_steps", [False, True])
-def test_samples_are_used_once_if_ranks_change_between_commits(has_steps: bool, job: Job) -> None:
+def test_samples_are_used_once_if_ranks_change_between_commits(has_steps: bool, change_at: int, job: Job) -> None:
     """A batch that the loop has taken counts, unless it waits for a declared step."""
     used: list[int] = []
 
     def use(state: Any, batch: Any) -> None:
         used.extend(batch.tolist())
 
-    one = step(use)
+    one = step(use) if has_steps else use
 
     @run
     def train(state: Any) -> None:
         for number, batch in enumerate(state.batches):
-            job.wants = (number, job.number) == (2, 1)
+            job.wants = (number, job.number) == (change_at, 1)
             if has_steps:
                 state.check_host_updates()
                 one(state, batch)

@@ -9,7 +9,7 @@ import pytest
 
 from horovod import context
 from horovod.bindings import process_sets
-from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.variables import VariablesState
 
 __all__ = ["Arrays", "Job", "Told", "failing", "job", "make_job"]
@@ -93,6 +93,7 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(context, "membership", lambda: found.view)
     monkeypatch.setattr(context, "wants_change", lambda: found.wants)
     monkeypatch.setattr(context, "leave_job", lambda: found.events.append("leave"))
+    monkeypatch.setattr(State, "_has_declared_steps", False)
     return found
 
 

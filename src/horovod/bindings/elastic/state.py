@@ -7,7 +7,7 @@ import hashlib
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 
@@ -48,6 +48,8 @@ class State:
     _lacks_values: bool = False
     #: Whether the ranks have seen a membership change and not yet acted on it.
     _change_is_due: bool = False
+    #: Whether this process has a function of ``hvd.elastic.step``, which counts the samples of its steps.
+    _has_declared_steps: ClassVar[bool] = False
     _generators: Sequence[generators.Generator] = generators.BUILT_IN
     _saved_generators: list[Any] | None = None
     _captured_generators: list[Any] | None = None
@@ -118,7 +120,7 @@ class State:
                 last, every = timestamp, every | update
         previous, self._last_updated_timestamp, every = self._bcast_object((previous, last, every))
         if self._last_updated_timestamp > previous:
-            if self._captured_generators is None:  # no step is declared, so the parameters have seen all batches
+            if not State._has_declared_steps:  # the parameters have seen all batches
                 self.confirm()
             raise HostsUpdatedInterrupt(every == HostUpdateResult.removed)
 
@@ -158,7 +160,7 @@ class State:
         return True
 
     def confirm(self) -> None:
-        """Count the handed-out samples as used; called at each commit, step and interrupt between commits."""
+        """Count the handed-out samples as used; called at each commit, step and, without steps, interrupt."""
 
     def _drop_unconfirmed(self) -> None:
         """Drop what ``confirm`` has not counted: samples that were handed out, and learning rates."""

@@ -46,6 +46,7 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
     """
     if not callable(function):
         raise wrong_argument(f"hvd.elastic.step takes a function. Received: {type_name(function)}")
+    State._has_declared_steps = True
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
