@@ -1,8 +1,8 @@
 """Manifests of docs/clusters: core kinds against Kubernetes' schemas, operators' kinds against what there is of theirs.
 
 TrainJob, JobSet and PyTorchJob are read by the models that Kubeflow makes from their schemas, kubeflow-trainer-api and
-kubeflow-training. No package has the schema of MPIJob v2beta1: its fields are compared with a list, so that types are
-not checked. Pod templates are core kinds.
+kubeflow-training. No package has the schema of MPIJob v2beta1: the model of v1 reads the fields that it shares with v1,
+and those that v2beta1 has added are compared with a list. Pod templates are core kinds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,18 +28,13 @@ DOCUMENTS = [
     (path.name, document) for path in sorted(FOLDER.glob("*.yaml")) for document in yaml.safe_load_all(path.read_text())
 ]
 CORE = ("v1", "batch/v1")
-#: The fields that may stand under each path of the spec of an MPIJob.
-MPI_JOB = {
-    "": {
-        "slotsPerWorker", "runLauncherAsWorker", "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation",
-        "mpiReplicaSpecs", "runPolicy",
-    },
-    "runPolicy": {
-        "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend", "managedBy",
-        "schedulingPolicy",
-    },
-    "mpiReplicaSpecs": {"Launcher", "Worker"},
-}  # fmt: skip
+#: The values that fields of an MPIJob may have which v2beta1 has and v1 has not; None for any text.
+ONLY_V2BETA1: dict[str, list[Any] | None] = {
+    "launcherCreationPolicy": ["AtStartup", "WaitForWorkersReady"],
+    "mpiImplementation": ["OpenMPI", "Intel", "MPICH"],
+    "runLauncherAsWorker": [True, False],
+    "sshAuthMountPath": None,
+}
 
 
 def the(kind: str) -> dict[str, Any]:
@@ -89,7 +85,9 @@ def validate_pods(document: dict[str, Any]) -> None:
     assert pods
 
 
-def test_a_pytorch_job_fits_its_model() -> None:
+@pytest.fixture
+def read() -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Reads a job with its model of kubeflow-training, and returns what the model knows of it."""
     models = pytest.importorskip("kubeflow.training.models")
     client = pytest.importorskip("kubernetes.client")
     with pytest.MonkeyPatch.context() as patch:
@@ -97,26 +95,36 @@ def test_a_pytorch_job_fits_its_model() -> None:
             patch.setattr(client.models, name, getattr(models, name), raising=False)
         api = client.ApiClient()
 
-        def read(document: dict[str, Any]) -> Any:
+        def known(document: dict[str, Any]) -> Any:
             answer = SimpleNamespace(data=json.dumps(document))
-            return api.sanitize_for_serialization(api.deserialize(answer, "KubeflowOrgV1PyTorchJob"))
+            return api.sanitize_for_serialization(api.deserialize(answer, f"KubeflowOrgV1{document['kind']}"))
 
-        document = deepcopy(the("PyTorchJob"))
-        validate_pods(document)
-        assert {pod["containers"][0]["name"] for pod in pods_of(document)} == {"pytorch"}
-        assert read(document) == document, "a field that it does not know is dropped"
-        del document["spec"]["pytorchReplicaSpecs"]
-        with pytest.raises(ValueError, match="pytorch_replica_specs"):
-            read(document)
+        yield known
 
 
-def test_an_mpi_job_has_only_known_fields_and_valid_pods() -> None:
-    document = the("MPIJob")
-    assert document["apiVersion"] == "kubeflow.org/v2beta1"
-    for path, known in MPI_JOB.items():
-        here = document["spec"][path] if path else document["spec"]
-        assert set(here) <= known, f"{path}: {set(here) - known}"
+def test_a_pytorch_job_fits_its_model(read: Callable[[dict[str, Any]], Any]) -> None:
+    document = deepcopy(the("PyTorchJob"))
     validate_pods(document)
+    assert {pod["containers"][0]["name"] for pod in pods_of(document)} == {"pytorch"}
+    assert read(document) == document, "a field that it does not know is dropped"
+    del document["spec"]["pytorchReplicaSpecs"]
+    with pytest.raises(ValueError, match="pytorch_replica_specs"):
+        read(document)
+
+
+def test_an_mpi_job_fits_the_model_of_v1_and_the_fields_that_v2beta1_has_added(
+    read: Callable[[dict[str, Any]], Any],
+) -> None:
+    document = deepcopy(the("MPIJob"))
+    assert document["apiVersion"] == "kubeflow.org/v2beta1"
+    assert set(document["spec"]["mpiReplicaSpecs"]) == {"Launcher", "Worker"}
+    validate_pods(document)
+    for name, values in ONLY_V2BETA1.items():
+        value = document["spec"].pop(name, None)
+        assert value is None or value in (values or [value])
+    assert read(document) == document, "a field that it does not know is dropped"
+    document["spec"]["runPolicy"]["suspend"] = "perhaps"
+    assert read(document) != document, "a value of another type is converted"
 
 
 def test_the_indexed_job_says_three_things_that_belong_together() -> None:
