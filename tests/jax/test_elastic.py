@@ -127,7 +127,7 @@ def test_a_killed_rank_loses_no_sample_and_no_program() -> None:
         assert value["sizes"] == [3, 3, 3, 2, 2, 2]
         assert value["traced"] == ["step"]
         assert value["used"] == pytest.approx(value["wanted"], abs=1e-4)
-    weights = weights_by_hand(*values[0]["xy"], values[0]["sizes"], 0.1)
+    weights = weights_by_hand(*values[0]["xy"], values[0]["sizes"], [0.1])
     for value in values:
         np.testing.assert_allclose(value["weights"], weights, rtol=1e-4, atol=1e-5)
 

@@ -76,6 +76,41 @@ def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs() -> None:
     assert found == wanted
 
 
+@pytest.mark.slow
+@on_ranks(1, given=["framework"])
+def test_the_rest_of_an_epoch_keeps_its_learning_rate() -> None:
+    """A reduction in a callback after the first of two steps fails, so that ``fit`` begins anew in the epoch."""
+    import numpy as np
+    from losing import losing
+
+    keras, hvd = keras_and_hvd()
+    x, y = np.ones((4, 1), "float32"), np.zeros((4, 1), "float32")
+
+    def trained(which: tuple[int, ...]) -> tuple[float, list[float]]:
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse")
+        model.set_weights([np.ones((1, 1), "float32")])
+        state, rates = hvd.elastic.KerasState(model), []
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: hvd.allreduce(np.ones(1, "float32"), name="end"),
+                on_epoch_end=lambda epoch, logs: rates.append(float(model.optimizer.learning_rate)),
+            ),
+        ]
+
+        @hvd.elastic.run
+        def train(state: Any) -> Any:
+            hvd.elastic.fit(state, x, y, batch_size=2, epochs=2, callbacks=callbacks, verbose=0)
+
+        with losing(which) as losses:
+            train(state)
+        assert losses.count == len(which)
+        return float(model.get_weights()[0].sum()), rates
+
+    assert trained((2,)) == trained(()) == (0.75**2 * 0.5**2, [0.25, 0.125])
+
+
 _DECIDED = [(3, 0.75 * 0.75 * 0.5 * 8)] * 2  # the gradient is twice the weight
 
 

@@ -12,10 +12,12 @@ from horovod.bindings.elastic.sampler import Dealer
 __all__ = ["weights_by_hand"]
 
 
-def weights_by_hand(x: Any, y: Any, sizes: Sequence[int], rate: float, epochs: int = 1, **order: Any) -> Any:
-    """Return the weights after steps of so many ranks each, with batches of 4; every epoch uses each sample once."""
+def weights_by_hand(x: Any, y: Any, sizes: Sequence[int], rates: Sequence[float], **order: Any) -> Any:
+    """Return the weights after steps of so many ranks each, with batches of 4; every epoch uses each sample once, and
+    has its learning rate.
+    """
     dealer, weights, steps = Dealer(len(x), 4, **order), np.zeros((x.shape[1], 1)), iter(sizes)
-    for epoch in range(epochs):
+    for epoch, rate in enumerate(rates):
         dealer.set_epoch(epoch)
         used: list[int] = []
         while dealer.left:

@@ -212,7 +212,7 @@ def test_a_killed_rank_loses_no_sample(mode: str) -> None:
     with ElasticJob(_train, policy, {"a": 3}, args=(mode,), framework="tensorflow") as job:
         values = list(job.values().values())
     assert len(values) == 2
-    weights = weights_by_hand(*values[0]["xy"], values[0]["sizes"], 0.1)
+    weights = weights_by_hand(*values[0]["xy"], values[0]["sizes"], [0.1])
     for value in values:
         assert value["sizes"] == [3, 3] + [2] * 10
         assert value["count"] == 12

@@ -158,13 +158,19 @@ class _Training:
 
     def _is_over(self) -> bool:
         """Follow rank 0 in what callbacks decide, as those of a new rank saw fewer epochs. Collective."""
-        optimizer = self._state._kit.innermost(self.model.optimizer)
-        own = rate_of(optimizer)
-        own = None if callable(own) else own
+        own = self._rate()
         is_over, rate = broadcast_object((bool(self.model.stop_training), own), 0, "elastic.fit.decisions")
-        if rate != own:
-            set_rate(optimizer, rate)
+        self._set_rate(rate)
         return bool(is_over)
+
+    def _rate(self) -> float | None:
+        """Return the learning rate; None if the optimizer follows a schedule of its own."""
+        rate = rate_of(self._state._kit.innermost(self.model.optimizer))
+        return None if callable(rate) else rate
+
+    def _set_rate(self, rate: float | None) -> None:
+        if rate is not None and rate != self._rate():
+            set_rate(self._state._kit.innermost(self.model.optimizer), rate)
 
     def _fit_epoch(self, numbered: Any, verbose: Any, kwargs: Any) -> None:
         state = self._state
@@ -247,6 +253,23 @@ class _Training:
         state._fit_place = self.data.state_dict()
         state._fit_goes_on = True
 
+    def begin_epoch(self, call: Callable[[], None]) -> None:
+        """Call callbacks at the beginning of an epoch, or of its rest."""
+        self._call_again(call) if self._state._epoch_has_begun else call()
+        self._state._epoch_has_begun = True
+
+    def begin_batch(self, call: Callable[[], None]) -> None:
+        """Call callbacks before a batch; the first one of a new rank is one that the others have begun."""
+        self._call_again(call) if self._joins else call()
+        self._joins = False
+
+    def _call_again(self, call: Callable[[], None]) -> None:
+        """Call callbacks that ran before, here or on other ranks: the learning rate has their change already."""
+        rate = self._rate()
+        call()
+        self._state._drop_unconfirmed()
+        self._set_rate(rate)
+
     def keep(self, logs: Any) -> None:
         """Keep the metrics of the epoch, which validation resets."""
         if self.data.is_done:
@@ -259,7 +282,7 @@ class _Training:
 
     def end_epoch(self, epoch: int) -> None:
         state = self._state
-        state.epoch, state.batch = epoch + 1, 0
+        state.epoch, state.batch, state._epoch_has_begun = epoch + 1, 0, False
         self.data.set_epoch(epoch + 1)
         state._fit_place = self.data.state_dict()
 
@@ -276,11 +299,12 @@ def _numbered(base: Any) -> Any:
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if not self.training.is_at_end:
-                super().on_epoch_begin(epoch, logs)
+                self.training.begin_epoch(lambda: super(Numbered, self).on_epoch_begin(epoch, logs))
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if not self.training.is_at_end:
-                super().on_train_batch_begin(self.training.offset + batch, logs)
+                number = self.training.offset + batch
+                self.training.begin_batch(lambda: super(Numbered, self).on_train_batch_begin(number, logs))
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if not self.training.is_at_end:

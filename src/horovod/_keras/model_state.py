@@ -39,6 +39,8 @@ class ModelState(VariablesState):
     batch: int
     #: Whether the ranks are inside ``fit``, so that a new rank joins them there.
     _fit_goes_on: bool
+    #: Whether callbacks have been told that the epoch begins.
+    _epoch_has_begun: bool
     #: Position of ``fit`` in its data.
     _fit_place: Any
     #: Keras' history of the last ``fit`` that trained.
@@ -73,6 +75,7 @@ class ModelState(VariablesState):
                 "would not have its sums. Use Keras 3 with gradient_accumulation_steps"
             )
         attributes: dict[str, Any] = {"epoch": 0, "batch": 0, "_fit_goes_on": False, "_fit_place": None}
+        attributes["_epoch_has_begun"] = False
         super().__init__(**attributes | kwargs)
 
     def _shared(self) -> list[Any]:
