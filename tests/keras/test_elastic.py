@@ -279,10 +279,11 @@ def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("counts_from_zero", "batches_per_commit", "from_dataset"), [(True, 1, False), (False, 2, False), (True, 1, True)]
+    ("counts_from_zero", "batches_per_commit", "kind"),
+    [(True, 1, "arrays"), (False, 2, "arrays"), (False, 1, "steps"), (True, 1, "dataset")],
 )
 @on_ranks(1, given=["backend"])
-def test_fit_as_scripts_of_horovod_call_it(counts_from_zero: bool, batches_per_commit: int, from_dataset: bool) -> None:
+def test_fit_as_scripts_of_horovod_call_it(counts_from_zero: bool, batches_per_commit: int, kind: str) -> None:
     """All batches are alike, so that the number of steps says which weights there must be."""
     import keras
     import numpy as np
@@ -319,7 +320,9 @@ def test_fit_as_scripts_of_horovod_call_it(counts_from_zero: bool, batches_per_c
         def train(state: Any) -> None:
             first = 0 if counts_from_zero else state.epoch
             last = 4 - state.epoch if counts_from_zero else 4
-            data: dict[str, Any] = {"x": Batches()} if from_dataset else {"x": x, "y": y, "batch_size": 4}
+            data: dict[str, Any] = {"x": Batches()} if kind == "dataset" else {"x": x, "y": y, "batch_size": 4}
+            if kind == "steps":
+                data["steps_per_epoch"] = 6
             state.model.fit(
                 **data, initial_epoch=first, epochs=last, callbacks=callbacks, shuffle=False, verbose=0
             )  # fmt: skip

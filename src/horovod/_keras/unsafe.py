@@ -19,12 +19,14 @@ def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
 def end_epoch_of_data() -> None:
     """Tell the data of the calling ``fit()`` that its epoch has ended, which Keras does only after the last batch.
 
-    Without that, or where Keras keeps its data elsewhere, a ``PyDataset`` refuses to begin the next epoch.
+    Without that, or where Keras keeps its data elsewhere, a ``PyDataset`` refuses to begin the next epoch. Data of
+    known length begin again: with ``steps_per_epoch``, the next epoch would else get only the batches that are left.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        adapter = getattr(frame.f_locals.get("epoch_iterator"), "data_adapter", None)
+        iterator = frame.f_locals.get("epoch_iterator")
+        adapter = getattr(iterator, "data_adapter", None)
         if adapter is not None:
-            adapter.on_epoch_end()
+            (iterator.reset if adapter.num_batches else adapter.on_epoch_end)()
             return
         frame = frame.f_back
