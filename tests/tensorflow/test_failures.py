@@ -67,6 +67,8 @@ def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
         hvd.DistributedGradientTape(tape, groups=[tf.Variable(1.0)])
     with pytest.raises(ValueError, match="must be a ProcessSet"):
         hvd.SyncBatchNormalization(process_set=[0])
+    with pytest.raises(hvd.HorovodInternalError, match=r"TensorFlowState takes variables.*MutableHashTable"):
+        hvd.elastic.TensorFlowState([tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0)])
 
 
 @on_ranks(1, framework="tensorflow")

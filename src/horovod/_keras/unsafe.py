@@ -24,7 +24,7 @@ def end_epoch_of_data() -> None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        iterator = frame.f_locals.get("epoch_iterator")
+        iterator: Any = frame.f_locals.get("epoch_iterator")
         adapter = getattr(iterator, "data_adapter", None)
         if adapter is not None:
             (iterator.reset if adapter.num_batches else adapter.on_epoch_end)()

@@ -12,7 +12,7 @@ from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.step import decorators
 from horovod.bindings.elastic.variables import VariablesState
-from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.tensorflow.failures import typed_errors
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.held import array_of, changes_all, changes_early, hold, put
@@ -45,7 +45,7 @@ class TensorFlowState(VariablesState):
         **kwargs: attributes of the state, such as ``epoch=0, batch=0``.
 
     Raises:
-        RequestError: no variables were given, and there is no session.
+        RequestError: no variables were given, and there is no session; or one of them is no variable.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
@@ -58,6 +58,8 @@ class TensorFlowState(VariablesState):
         with session.graph.as_default() if session else tf.init_scope():
             found = tf.compat.v1.global_variables() if variables is None else variables
             self.variables = [getattr(v, "value", v) if not isinstance(v, tf.Variable) else v for v in found]
+            if other := [v for v in self.variables if not isinstance(v, tf.Variable)]:
+                raise wrong_argument(f"TensorFlowState takes variables. Received: {type_name(other[0])}")
             self._broadcast = broadcast_variables(self.variables, 0) if session else None
         super().__init__(**kwargs)
 
