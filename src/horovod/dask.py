@@ -19,6 +19,8 @@ __all__ = ["run"]
 
 #: Interval of checks for lost workers and cancelled tasks; time for the rank that made others fail to fail itself.
 _LOOK_S, _CAUSE_S = 1.0, 2.0
+#: Beginning of the keys of ranks, among the keys of a worker's tasks.
+_KEY = "horovod-"
 
 
 def run(
@@ -66,7 +68,7 @@ def run(
             futures.append(
                 client.submit(
                     _rank, own, func, tuple(args), dict(kwargs or {}), workers=[worker], allow_other_workers=False,
-                    pure=False, retries=0, key=f"horovod-{own[JOB_ID]}-{rank}",
+                    pure=False, retries=0, key=f"{_KEY}{own[JOB_ID]}-{rank}",
                 )
             )  # fmt: skip
         _wait(client, futures, workers, job)
@@ -130,8 +132,11 @@ def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[An
     # Dask runs the tasks of a lost worker again; by then the other ranks have ended.
     refuse_second_run(variables, "horovod.dask.run")
     worker, ended = distributed.get_worker(), threading.Event()
+    tasks = worker.state.tasks
+    while any(task.key.startswith(_KEY) and task.state == "cancelled" for task in list(tasks.values())):
+        ended.wait(_LOOK_S)  # a rank of an ended call is still leaving, in another thread of this worker
     watch = threading.Thread(
-        target=_leave_when_cancelled, args=(worker.state.tasks, worker.get_current_task(), variables[JOB_ID], ended)
+        target=_leave_when_cancelled, args=(tasks, worker.get_current_task(), variables[JOB_ID], ended)
     )
     watch.start()
     try:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,31 @@ def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(clien
     for wrong in (9, 0, "2"):
         with pytest.raises(LaunchError, match=f"num_proc={wrong!r}, and the Dask cluster has"):
             run(_train, (1.0,), client=client, num_proc=wrong)
+
+
+def _next_rank_waits() -> bool:
+    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()]
+    return ["wait", "wait", "_rank"] in [[frame.f_code.co_name for frame, _ in islice(stack, 3)] for stack in stacks]
+
+
+def _fail_while_another_rank_computes(is_over: str) -> None:
+    if os.environ["HOROVOD_RANK"] == "1":
+        raise ValueError("no data")
+    while not (_next_rank_waits() or Path(is_over).exists()):
+        time.sleep(0.01)
+
+
+def test_a_rank_waits_until_one_of_a_failed_call_has_left_another_thread_of_its_worker(tmp_path: Path) -> None:
+    from horovod.dask import run
+
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0")
+    with cluster, distributed.Client(cluster) as client:
+        with pytest.raises(ValueError, match="no data"):
+            run(_fail_while_another_rank_computes, (str(tmp_path / "over"),), client=client)
+        try:
+            assert len(run(_train, (1.0,), client=client)) == 2
+        finally:
+            (tmp_path / "over").touch()
 
 
 def test_ranks_that_are_threads_of_one_process_are_refused() -> None:
