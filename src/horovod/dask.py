@@ -45,7 +45,8 @@ def run(
         The return value of ``func`` on each rank, in rank order.
 
     Raises:
-        LaunchError: there are too few workers, or one was lost; no rank runs a second time.
+        LaunchError: there are too few workers, or one was lost; no rank runs a second time. Or ``client`` is closed or
+            asynchronous.
         Exception: the exception of ``func`` on the first rank that failed.
 
     Blocks until all ranks have returned.
@@ -53,6 +54,8 @@ def run(
     import distributed
 
     client = distributed.get_client() if client is None else client
+    if client.status == "closed" or client.asynchronous:
+        raise LaunchError(f"horovod.dask.run needs an open client that is not asynchronous. Received: {client!r}")
     workers = sorted(client.nthreads(), key=lambda address: (_host(address), address))
     size = len(workers) if num_proc is None else num_proc
     if not (is_integer(size) and 0 < size <= len(workers)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -173,3 +174,21 @@ def test_ranks_that_are_threads_of_one_process_are_refused() -> None:
         with pytest.raises(LaunchError, match="start the cluster with processes=True"):
             run(_train, (1.0,), client=client)
         assert run(_train, (2.0,), client=client, num_proc=1)[0][:4] == (0, 1, 0, [2.0] * 3)
+
+
+def test_closed_and_asynchronous_clients_are_refused() -> None:
+    from horovod.dask import run
+    from horovod.errors import LaunchError
+
+    match = "needs an open client that is not asynchronous. Received: <Client: "
+    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0")
+
+    async def call() -> None:
+        async with distributed.Client(cluster.scheduler_address, asynchronous=True) as client:
+            with pytest.raises(LaunchError, match=match):
+                run(_train, (1.0,), client=client)
+
+    with cluster, distributed.Client(cluster) as client:
+        asyncio.run(call())
+    with pytest.raises(LaunchError, match=match):
+        run(_train, (1.0,), client=client)
