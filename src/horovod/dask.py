@@ -19,8 +19,6 @@ __all__ = ["run"]
 
 #: Interval of checks for lost workers and cancelled tasks; time for the rank that made others fail to fail itself.
 _LOOK_S, _CAUSE_S = 1.0, 2.0
-#: Beginning of the keys of ranks, among the keys of a worker's tasks.
-_KEY = "horovod-"
 
 
 def run(
@@ -66,14 +64,9 @@ def run(
     job = WorkerJob([_host(worker) for worker in workers])
     futures: list[Any] = []
     try:
-        for rank, worker in enumerate(workers):
-            own = job.variables[rank]
-            futures.append(
-                client.submit(
-                    _rank, own, func, tuple(args), dict(kwargs or {}), workers=[worker], allow_other_workers=False,
-                    pure=False, retries=0, key=f"{_KEY}{own[JOB_ID]}-{rank}",
-                )
-            )  # fmt: skip
+        for rank, (worker, own) in enumerate(zip(workers, job.variables, strict=True)):
+            call, key = (_rank, own, func, tuple(args), dict(kwargs or {})), f"horovod-{own[JOB_ID]}-{rank}"
+            futures.append(client.submit(*call, workers=[worker], pure=False, retries=0, key=key))
         _wait(client, futures, workers, job)
         found: list[Any] = client.gather(futures)
         return found
@@ -115,17 +108,11 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: Work
         for rank in failed:
             job.ended(rank, who[rank], "failed")
         if failed:
-            _raise_cause(futures)
+            # A rank fails, too, when another one has: wait for the error of that one.
+            with contextlib.suppress(TimeoutError, distributed.TimeoutError, distributed.CancelledError):
+                distributed.wait(futures, timeout=_CAUSE_S)
+            raise first_cause([future.exception() for future in futures if future.status == "error"])
         waiting = {rank: future for rank, future in waiting.items() if not future.done()}
-
-
-def _raise_cause(futures: Sequence[Any]) -> None:
-    """Raise the error of a rank that did not fail because of another rank, if such an error comes soon."""
-    import distributed
-
-    with contextlib.suppress(TimeoutError, distributed.TimeoutError, distributed.CancelledError):
-        distributed.wait(futures, timeout=_CAUSE_S)
-    raise first_cause([future.exception() for future in futures if future.status == "error"])
 
 
 def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,12 +122,13 @@ def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[An
     # Dask runs the tasks of a lost worker again; by then the other ranks have ended.
     refuse_second_run(variables, "horovod.dask.run")
     worker, ended = distributed.get_worker(), threading.Event()
-    tasks = worker.state.tasks
-    while any(task.key.startswith(_KEY) and task.state == "cancelled" for task in list(tasks.values())):
-        ended.wait(_LOOK_S)  # a rank of an ended call is still leaving, in another thread of this worker
-    watch = threading.Thread(
-        target=_leave_when_cancelled, args=(tasks, worker.get_current_task(), variables[JOB_ID], ended)
-    )
+    tasks, own = worker.state.tasks, worker.get_current_task()
+    # Ranks of an ended call may still be leaving, in other threads of this worker.
+    while not _is_cancelled(tasks, own) and any(
+        _is_cancelled(tasks, key) for key in list(tasks) if str(key).startswith("horovod-")
+    ):
+        ended.wait(_LOOK_S)
+    watch = threading.Thread(target=_leave_when_cancelled, args=(tasks, own, variables[JOB_ID], ended))
     watch.start()
     try:
         return call_hosted(variables, func, args, kwargs)
@@ -152,6 +140,10 @@ def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[An
 def _leave_when_cancelled(tasks: Mapping[Any, Any], key: Any, job_id: str, ended: threading.Event) -> None:
     """Leave the job when Dask cancels the task, also since its client is lost: Dask cannot end a task that runs."""
     while not ended.wait(_LOOK_S):
-        if (task := tasks.get(key)) is None or task.state == "cancelled":
+        if _is_cancelled(tasks, key):
             leave_job(job_id)
             return
+
+
+def _is_cancelled(tasks: Mapping[Any, Any], key: Any) -> bool:
+    return (task := tasks.get(key)) is None or task.state == "cancelled"
