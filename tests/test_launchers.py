@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from horovod.errors import InitError
-from horovod.launchers import first_pod, flux_counts, hosts_and_run, slurm_hosts
+from horovod.launchers import first_pod, flux_counts, hosts_and_run, slurm_counts, slurm_hosts
 from horovod.world import Meeting, detect
 
 
@@ -22,6 +22,15 @@ from horovod.world import Meeting, detect
 )
 def test_the_nodes_of_a_step(spec: str, nodes: str) -> None:
     assert slurm_hosts({"SLURM_STEP_NODELIST": spec}) == tuple(nodes.split())
+
+
+def test_the_nodes_of_a_heterogeneous_step_are_not_in_the_order_of_its_components() -> None:
+    """As of ``srun -n1 -w b : -n3 -w a,c``."""
+    step = {"SLURM_STEP_NODELIST": "a,b,c", "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)", "SLURM_LOCALID": "0"}
+    for name, number, place in (("b", "0", 1), ("a", "1", 0), ("c", "2", 2)):
+        assert slurm_counts(4, {**step, "SLURMD_NODENAME": name, "SLURM_NODEID": number}) == (0, place, [2, 1, 1])
+    unknown = {**step, "SLURMD_NODENAME": "d", "SLURM_NODEID": "1"}
+    assert slurm_counts(4, unknown) == (0, 1, [2, 1, 1])
 
 
 POD = {

@@ -307,7 +307,8 @@ def aprun_size(command: Sequence[str]) -> int:
 
 def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[int]]:
     """Return a task's local rank, its node, and the number of tasks of each node: Slurm writes ``4(x2),3``. They are
-    all on one node unless a variable says otherwise.
+    all on one node unless a variable says otherwise. In a heterogeneous step, SLURM_NODEID follows the order of the
+    components, and the list of nodes, like that of their tasks, does not.
 
     Raises:
         InitError: the variables make no sense.
@@ -315,7 +316,9 @@ def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[
     spec = environ.get("SLURM_STEP_TASKS_PER_NODE", str(size))
     try:
         counts = run_lengths(spec)
-        node = int(environ.get("SLURM_NODEID", "0"))
+        names, name = slurm_hosts(environ), environ.get("SLURMD_NODENAME", "")
+        is_listed = name in names and len(names) == len(counts)
+        node = names.index(name) if is_listed else int(environ.get("SLURM_NODEID", "0"))
         if not 0 <= int(environ["SLURM_LOCALID"]) < counts[node]:
             raise ValueError(node)
         return int(environ["SLURM_LOCALID"]), node, counts

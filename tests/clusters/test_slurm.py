@@ -57,6 +57,15 @@ def test_srun_of_a_heterogeneous_job(slurm: Slurm, train: str) -> None:
     ]
 
 
+def test_a_heterogeneous_job_may_begin_on_a_later_node(slurm: Slurm, train: str) -> None:
+    """Slurm lists the nodes in their own order."""
+    ended = slurm.run("srun", "-n1", "-w", "b", sys.executable, train, ":", "-n3", "-w", "a,c", sys.executable, train)
+    found = [line.partition(",")[0] for line in ranks(ended.stdout)]
+    assert found == ["rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"], ended.stderr
+    assert [line.split(": ")[1] for line in ranks(ended.stdout)] == ["[10.0, 10.0, 10.0]"] * 4
+    assert [line.split()[4] for line in ranks(ended.stdout)] == ["0", "0", "1", "0"]
+
+
 def cyclic(*sizes: int) -> list[str]:
     """The lines of ranks that are numbered across nodes with ``sizes`` tasks."""
     places = [(local, node) for local in range(max(sizes)) for node in range(len(sizes)) if local < sizes[node]]
