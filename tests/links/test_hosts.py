@@ -90,6 +90,13 @@ def test_init_again_after_shutdown() -> list[tuple[int, int, int, int, int]]:
     return places
 
 
+@pytest.mark.parametrize(("hosts", "is_even"), [((1, 2, 3), False), ((2, 2, 2), True)], ids=["1+2+3", "2+2+2"])
+@on_ranks(6, given=["hosts"])
+def test_all_ranks_tell_whether_hosts_have_as_many_ranks(is_even: bool) -> None:
+    """The second host of 1+2+3 has two ranks, and three hosts have a first rank: as many as in 2+2+2."""
+    assert hvd.is_homogeneous() is is_even
+
+
 @pytest.mark.parametrize("hosts", [(2, 2), (1, 1, 2)], ids=["2+2", "1+1+2"])
 @on_ranks(4, env={"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "1"}, given=["hosts"])
 def test_a_deadlock_between_hosts_is_proven_with_stacks_of_both() -> None:

@@ -55,9 +55,8 @@ class JobFunctions:
         return _world().cross_rank
 
     def is_homogeneous(self) -> bool:
-        """Return whether every host has as many ranks as this one."""
-        world = _world()
-        return world.size == world.local_size * world.cross_size
+        """Return whether all hosts have the same number of ranks."""
+        return len({len(ranks) for ranks in context.engine().link.generation.hosts}) == 1
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         """Start to record the operations of all ranks in one file for chrome://tracing and Perfetto.
