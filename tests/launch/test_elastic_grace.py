@@ -9,10 +9,11 @@ from pathlib import Path
 
 from launching import horovodrun, started
 
-#: In the fourth step of the first job, the ranks wait for SIGTERM; then they need a worker, as a DataLoader's. The
-#: argument is the number of steps: the first job has no end, since the job service may answer after any number of them.
+#: In the fourth step of the first job, the ranks wait for SIGTERM, and get it again, as when Slurm signals horovodrun
+#: and all ranks; then they need a worker, as a DataLoader's. The argument is the number of steps: the first job has no
+#: end, since the job service may answer after any number of them.
 TRAIN = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, signal, sys, time
 import numpy as np
 import horovod.numpy as hvd
 from horovod.bindings.elastic import leave
@@ -33,6 +34,7 @@ def one(state):
         print("up", os.getpid(), flush=True)
         while not leave.was_asked():
             time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
     ours.send(np.ones(1))
     state.w += hvd.allreduce(ours.recv(), name="one")
     state.batch += 1

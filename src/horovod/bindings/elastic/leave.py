@@ -86,9 +86,9 @@ def _listen(handler: Any) -> bool:
 
 def _ask(signum: int, frame: FrameType | None) -> None:
     global _is_asked
+    if _is_asked:
+        return  # a scheduler sends SIGTERM to all processes, and horovodrun, one of them, passes it on
     _is_asked = True
-    # A second SIGTERM ends the process immediately.
-    signal.signal(signal.SIGTERM, _end_at_once)
     _ignore_children()
     context.leave_job()
 
