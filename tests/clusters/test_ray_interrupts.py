@@ -121,3 +121,5 @@ def test_ranks_may_leave_only_elastic_jobs() -> None:
     assert worker.call_elastic({}, None, call, None) is None
     with pytest.raises(LaunchError, match=r"ended with sys.exit\(0\) instead of returning"):
         worker.call(call, None)
+    with pytest.raises(LaunchError, match=r"ended with sys.exit\(3\) instead of returning"):
+        worker.start_executable(sys.exit, [3])

@@ -50,7 +50,8 @@ def create_placement_group(
         where = ", each on a node of its own" if pg_strategy == "STRICT_SPREAD" else ""
         raise TimeoutError(
             f"Ray could not reserve {num_bundles} x {resources_per_bundle}{where} within {pg_timeout:g} s "
-            f"(placement_group_timeout_s)\nfree now: {free}, on {len(ray.nodes())} nodes; ask for less, or add nodes"
+            f"(placement_group_timeout_s)\nfree now: {free}, on {len(ray.nodes())} nodes; ask for less, add nodes, or "
+            f"call shutdown() of executors that are not used any more"
         )
     return group
 

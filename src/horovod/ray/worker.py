@@ -74,7 +74,7 @@ class BaseHorovodWorker:
             executable_kwargs: keyword arguments of the class.
         """
         if executable_cls is not None:
-            self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
+            self.executable = call_guarded(executable_cls, executable_args or (), executable_kwargs or {})
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
         """Call a function with the executable.
