@@ -13,6 +13,7 @@ from launching import started
 
 import horovod
 from horovod.core import membership
+from horovod.errors import LaunchError
 from horovod.launch.local import LocalJob
 
 PY = sys.executable
@@ -58,3 +59,25 @@ def test_a_killed_rank_that_the_kernel_holds_until_the_end_is_a_loss(
     said = capfd.readouterr().err
     assert re.search(rf"rank 1 \(on {HOST}:1\) was killed by \w+: it did not come .*; 1 rank continues at step 1", said)
     assert re.search(r"1 loss and 0 joins by step 1, 1 reset, [1-9]\S* of ", said), said
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["exception", "result"])
+def test_an_elastic_horovod_run_that_fails_has_the_traceback_of_the_function(fails: bool) -> None:
+    def train() -> object:
+        if fails:
+            raise KeyError("no such column")
+        return (number for number in range(3))
+
+    with pytest.raises(LaunchError) as caught:
+        horovod.run(train, num_proc=2, min_num_proc=1)
+    said = str(caught.value)
+    assert re.search(
+        r"^the job has ended: a new process .* ended with exit code 1, before the ranks had met$", said, re.M
+    )
+    if fails:
+        assert re.search(
+            r"\n\nTraceback .*\n.*test_elastic_ends.py\", line \d+, in train\n.*KeyError: 'no such", said, re.S
+        )
+        assert isinstance(caught.value.__cause__, KeyError)
+    else:
+        assert "\n\nthe function returned an object of type generator, which cannot be sent" in said

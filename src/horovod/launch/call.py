@@ -69,10 +69,14 @@ def elastic_results_of(outcome: Outcome, packed: Sequence[bytes], say: Callable[
     """Return what each rank of the last generation of an elastic job has returned, in rank order.
 
     Raises:
-        LaunchError: too few ranks were left, or a result cannot be read here.
+        LaunchError: too few ranks were left, or a result cannot be read here; the message has the traceback of the
+            process that failed last, if the function raised an exception there.
         KeyboardInterrupt: a signal ended the job.
     """
-    check_outcome(outcome, say)
+    failure = _failure(outcome.failed_call) if outcome.code else None
+    if failure is not None:
+        outcome.lines += ["", failure.traceback.rstrip() or failure.summary]
+    check_outcome(outcome, say, failure.error if failure is not None else None)
     return _unpacked(packed)
 
 
@@ -106,14 +110,11 @@ def _unpacked(packed: Sequence[bytes]) -> list[Any]:
 
 def _failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int) -> LaunchError:
     """Return the error of a call that failed: Horovod's first sentence, then which rank, why, and where."""
-    try:
-        failure = task.unpack_result(packed)
-    except Exception:
-        failure = None
-    if isinstance(failure, task.Failure):
+    failure = _failure(packed)
+    if failure is not None:
         outcome.tails.clear()  # the traceback says more than the last lines of output
     lines = report(plan, outcome, oom)
-    if isinstance(failure, task.Failure):
+    if failure is not None:
         where = next(i for i, line in enumerate(lines) if line.startswith("rank "))
         whole = f": {failure.summary}"
         lines[where] += whole.partition("\n")[0] if failure.traceback else whole
@@ -122,8 +123,17 @@ def _failed_call(plan: LaunchPlan, outcome: Outcome, packed: bytes, oom: int) ->
         "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
         "terminated. The first process to do so was:\n" + "\n".join(lines)
     )
-    error.__cause__ = failure.error if isinstance(failure, task.Failure) else None
+    error.__cause__ = failure.error if failure is not None else None
     return error
+
+
+def _failure(packed: bytes) -> task.Failure | None:
+    """Read what a process that failed has sent about it; None when it sent nothing."""
+    try:
+        found = task.unpack_result(packed)
+    except Exception:  # unpickling runs the objects' own code
+        return None
+    return found if isinstance(found, task.Failure) else None
 
 
 def sink_of(stream: TextIO | None, original: TextIO | None) -> OutputSink:

@@ -297,6 +297,7 @@ class ElasticJob(Supervision):
         code = 128 - status if status < 0 else status
         self.streams.catch_up(process)
         error = signature(self.streams.tail(process, _TRACEBACK_LINES)) if status > 0 else ""
+        self.outcome.failed_call = self.places[process].job.results.get(process, b"")
         for line in self._members.lost(time.monotonic(), process, who, how, code, error):
             self.say(line)
         self._check_error()

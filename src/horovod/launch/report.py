@@ -39,6 +39,8 @@ class Outcome:
     lost: dict[int, str] = field(default_factory=dict)  # host of each rank whose end is unknown
     excused: set[int] = field(default_factory=set)  # ranks that failed because a host was lost
     lines: list[str] = field(default_factory=list)  # report of an elastic job
+    # of an elastic job that calls a function: what the last process that failed has sent, or empty; see `launch.task`
+    failed_call: bytes = b""
     code: int = 0  # exit code of the launcher after an elastic job
 
     @property

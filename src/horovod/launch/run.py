@@ -97,7 +97,8 @@ def run(
     Raises:
         ValueError: arguments that contradict each other, or that this version does not support.
         LaunchError: a rank failed; the message has its traceback, and ``__cause__`` its exception if that could be
-            sent. Of an elastic job: too few ranks were left; the message has the causes.
+            sent. Of an elastic job: too few ranks were left; the message has the causes, and the traceback of the last
+            process that failed.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
 
     Blocks until all ranks have ended.

@@ -73,8 +73,8 @@ def run_elastic(
     Raises:
         RuntimeError: there is no active SparkContext, as with Spark Connect.
         ValueError: arguments contradict each other, or the function cannot be pickled.
-        LaunchError: too few ranks were left (the message lists the causes), Spark has too few slots, or it did not
-            start the tasks in time.
+        LaunchError: too few ranks were left (the message lists the causes, and has the traceback of the last process
+            that failed), Spark has too few slots, or it did not start the tasks in time.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
     """
     call = pack(fn, args, kwargs)
