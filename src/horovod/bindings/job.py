@@ -9,6 +9,7 @@ from horovod import context
 from horovod.bindings import process_sets as sets
 from horovod.bindings.misuse import without_class_names
 from horovod.engine.stats import Stats
+from horovod.errors import NotInitializedError
 from horovod.world import World
 
 __all__ = ["JobFunctions"]
@@ -56,7 +57,12 @@ class JobFunctions:
 
     def is_homogeneous(self) -> bool:
         """Return whether all hosts have the same number of ranks."""
-        return len({len(ranks) for ranks in context.engine().link.generation.hosts}) == 1
+        world = _world()
+        try:
+            hosts = context.engine().link.generation.hosts
+        except NotInitializedError:  # in a child of a rank, and in an elastic job whose ranks have not met
+            return world.size == world.local_size * world.cross_size
+        return len({len(ranks) for ranks in hosts}) == 1
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         """Start to record the operations of all ranks in one file for chrome://tracing and Perfetto.
