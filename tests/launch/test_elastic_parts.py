@@ -175,17 +175,21 @@ def test_an_error_that_repeats_without_progress_is_the_scripts_own(
 
 
 @pytest.mark.parametrize(
-    ("kept", "steps", "is_vain"),
+    ("kept", "steps", "code", "is_vain"),
     [
-        (0, [7] * 5, True),
-        (0, [7] * 4, False),
-        (0, [7, 7, 7, 8, 8], False),  # a step was completed in between
-        (3, [7] * 6, False),  # a rank that was there from the beginning was lost in between
-        (3, [7] * 8, True),
+        (0, [7] * 5, 137, True),
+        (0, [7] * 4, 137, False),
+        (0, [7] * 4, 3, True),  # the first one ended by itself, too
+        (0, [7] * 3, 3, False),
+        (0, [7, 7, 7, 8, 8], 137, False),  # a step was completed in between
+        (0, [7, 7, 7, 8, 8], 3, False),
+        (3, [7] * 6, 137, False),  # a rank that was there from the beginning was lost in between
+        (3, [7] * 8, 137, True),
+        (3, [7] * 4, 3, True),
     ],
 )
-def test_new_processes_that_are_always_lost_before_another_step_end_the_job(
-    kept: int, steps: list[int], is_vain: bool
+def test_processes_that_are_always_lost_before_another_step_end_the_job(
+    kept: int, steps: list[int], code: int, is_vain: bool
 ) -> None:
     """The losses at these steps are those of process 1 and its replacements, but one is of process 0."""
     members = ElasticMembers()
@@ -196,9 +200,9 @@ def test_new_processes_that_are_always_lost_before_another_step_end_the_job(
         members.assigned(0.0, Assign(generation, positions))
         members.begun(1.0, generation, step, str)
         slot = Slot("a", int(generation != kept))
-        members.lost(2.0, members.running.pop(slot), "rank 1 of a:1", "was killed by SIGKILL", 137, "")
+        members.lost(2.0, members.running.pop(slot), "rank 1 of a:1", "was lost", code, "")
         members.start(slot, 2)
-    said = "rank 1 of a:1 was killed by SIGKILL, as the processes before it that joined at step 7"
+    said = "rank 1 of a:1 was lost, as others before it, and no step was completed since step 7"
     assert members.script_error() == (said if is_vain else "")
 
 

@@ -119,5 +119,6 @@ class ElasticMembers:
                 "and other ranks would fail, too"
             )
         if (failure := self.ledger.loss_in_vain()) is not None:
-            return f"{failure.who} {failure.how}, as the processes before it that joined at step {failure.progress}"
+            since = f"no step was completed since step {failure.progress}"
+            return f"{failure.who} {failure.how}, as others before it, and {since}"
         return ""

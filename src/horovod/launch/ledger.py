@@ -10,6 +10,7 @@ __all__ = ["Ledger", "Loss", "signature"]
 
 _MOST_CAUSES = 20
 _MOST_IN_VAIN = 4
+_SIGNALS = 128  # exit codes above it are those of signals
 PATIENCE_S = 5.0
 """A loss is reported after this time, even if it is not repaired yet."""
 
@@ -121,12 +122,16 @@ class Ledger:
         return None
 
     def loss_in_vain(self) -> Loss | None:
-        """Return the last of several losses in turn of new processes, if no step was completed in between;
-        None otherwise.
+        """Return the last loss, if several generations in turn have lost a process that was new, or ended by itself,
+        and no step was completed in between; None otherwise.
         """
-        last = [failure for failure in self.failures if failure.progress is not None][-_MOST_IN_VAIN:]
-        count = len({failure.generation for failure in last if failure.is_new})
-        return last[-1] if count == _MOST_IN_VAIN and len({failure.progress for failure in last}) == 1 else None
+        known = [failure for failure in self.failures if failure.progress is not None]
+        generations = set()
+        for failure in reversed(known):
+            if failure.progress != known[-1].progress or not (failure.is_new or 0 < failure.code < _SIGNALS):
+                break
+            generations.add(failure.generation)
+        return known[-1] if len(generations) >= _MOST_IN_VAIN else None
 
     def summary(self, now_s: float, progress: int) -> str:
         """Return the last line about a job in which anything has changed; else an empty text."""
