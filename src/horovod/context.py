@@ -147,7 +147,7 @@ def _attend(world: World, settings: Config, is_part: bool) -> None:
 def _run(made: Engine, world: World, settings: Config, watching: JobObserver) -> None:
     before, _context.engine, _context.observer = _context.observer if settings.elastic else None, made, watching
     made.past = _context.past
-    _context.world, _context.config = world, settings
+    _context.world, _context.config = made.link.generation.placed(world), settings
     _context.is_child = False
     _context.init_count += 1
     _context.join_count = 0

@@ -90,6 +90,15 @@ def test_init_again_after_shutdown() -> list[tuple[int, int, int, int, int]]:
     return places
 
 
+@on_ranks(6, returns=[(0, 3), None, (1, 3), (2, 3), None, None], hosts=(1, 2, 3), init=False)
+def test_a_part_of_a_job_knows_how_many_uneven_hosts_it_has() -> tuple[int, int] | None:
+    ranks = [0, 2, 3]
+    if int(os.environ["HOROVOD_RANK"]) not in ranks:
+        return None
+    hvd.init(comm=ranks)
+    return hvd.cross_rank(), hvd.cross_size()
+
+
 @pytest.mark.parametrize(("hosts", "is_even"), [((1, 2, 3), False), ((2, 2, 2), True)], ids=["1+2+3", "2+2+2"])
 @on_ranks(6, given=["hosts"])
 def test_all_ranks_tell_whether_hosts_have_as_many_ranks(is_even: bool) -> None:

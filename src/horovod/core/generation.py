@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from horovod.core.process_sets import ProcessSetTable
+from horovod.world import World
 
 __all__ = ["Generation", "Member", "MembershipView"]
 
@@ -51,6 +53,12 @@ class Generation:
         The first one leads: it reads the requests of all of them, and writes their log.
         """
         return self.hosts[self.host_of(rank)]
+
+    def placed(self, world: World) -> World:
+        """Return the place of a process, with the hosts that the ranks have found; a launcher may not know them all."""
+        local_rank = self.neighbours(world.rank).index(world.rank)
+        alike = [ranks[local_rank] for ranks in self.hosts if len(ranks) > local_rank]
+        return replace(world, cross_rank=alike.index(world.rank), cross_size=len(alike))
 
     def describe(self, rank: int) -> str:
         """Return ``rank 1 (pid 4711 on host)``."""
