@@ -74,9 +74,8 @@ class ModelState(VariablesState):
                 "an elastic job with an optimizer of tf_keras and backward_passes_per_step > 1: a rank that joins "
                 "would not have its sums. Use Keras 3 with gradient_accumulation_steps"
             )
-        attributes: dict[str, Any] = {"epoch": 0, "batch": 0, "_fit_goes_on": False, "_fit_place": None}
-        attributes["_epoch_has_begun"] = False
-        super().__init__(**attributes | kwargs)
+        attributes: dict[str, Any] = {"epoch": 0, "batch": 0, "_epoch_has_begun": False}
+        super().__init__(**attributes | {"_fit_goes_on": False, "_fit_place": None} | kwargs)
 
     def _shared(self) -> list[Any]:
         return [*self.model.weights, *self._of_optimizer()]

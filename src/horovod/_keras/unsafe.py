@@ -27,6 +27,8 @@ def end_epoch_of_data() -> None:
         iterator: Any = frame.f_locals.get("epoch_iterator")
         adapter = getattr(iterator, "data_adapter", None)
         if adapter is not None:
-            (iterator.reset if adapter.num_batches else adapter.on_epoch_end)()
+            if adapter.num_batches:
+                iterator._current_iterator = None
+            adapter.on_epoch_end()
             return
         frame = frame.f_back
