@@ -77,6 +77,7 @@ class Reducer:
         self.passes = passes  # backward passes per step
         self._fresh = True
         self._left_with: list[int] = []
+        self._smallest: Any = None
         self.slots: dict[int, GradSlot] = {}
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
@@ -98,7 +99,7 @@ class Reducer:
         """Whether no gradient came since the last ``synchronize``."""
         if self.active:
             return self._fresh
-        # A rank that works alone has no hooks, so compare ids. A reused id affects only a warning.
+        # A rank that works alone has no hooks, so compare ids.
         now = (id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values())
         return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
@@ -231,7 +232,11 @@ class Reducer:
         """
         self.follow_job()
         if not self.active:
-            self._left_with = [id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values()]
+            found = [(self._adapter.gradient(slot.parameter), slot.parameter) for slot in self.slots.values()]
+            self._left_with = [id(gradient) for gradient, _ in found]
+            # The id of a freed gradient may come again, so keep one.
+            present = (pair for pair in found if pair[0] is not None)
+            self._smallest = min(present, key=lambda pair: self._adapter.count(pair[1]), default=None)
             return
         if self._lost:
             raise out_of_turn(
