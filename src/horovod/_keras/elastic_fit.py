@@ -255,20 +255,21 @@ class _Training:
 
     def begin_epoch(self, call: Callable[[], None]) -> None:
         """Call callbacks at the beginning of an epoch, or of its rest."""
-        self._call_again(call) if self._state._epoch_has_begun else call()
+        self._call(call, self._state._epoch_has_begun)
         self._state._epoch_has_begun = True
 
     def begin_batch(self, call: Callable[[], None]) -> None:
         """Call callbacks before a batch; the first one of a new rank is one that the others have begun."""
-        self._call_again(call) if self._joins else call()
+        self._call(call, self._joins)
         self._joins = False
 
-    def _call_again(self, call: Callable[[], None]) -> None:
-        """Call callbacks that ran before, here or on other ranks: the learning rate has their change already."""
-        rate = self._rate()
+    def _call(self, call: Callable[[], None], has_run: bool) -> None:
+        """Call callbacks. If they ran before, here or on other ranks, the learning rate has their change already."""
+        rate = self._rate() if has_run else None
         call()
-        self._state._drop_unconfirmed()
-        self._set_rate(rate)
+        if has_run:
+            self._state._drop_unconfirmed()
+            self._set_rate(rate)
 
     def keep(self, logs: Any) -> None:
         """Keep the metrics of the epoch, which validation resets."""
