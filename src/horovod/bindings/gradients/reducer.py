@@ -76,8 +76,8 @@ class Reducer:
         self._collective = collective or _allreduce(adapter, settings)
         self.passes = passes  # backward passes per step
         self._fresh = True
-        self._left_with: list[int] = []
-        self._smallest: Any = None
+        self._left_with: list[int] = []  # ids of the gradients at the last `synchronize` of a rank that works alone
+        self._kept: Any = None  # the smallest of those gradients
         self.slots: dict[int, GradSlot] = {}
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
@@ -236,7 +236,7 @@ class Reducer:
             self._left_with = [id(gradient) for gradient, _ in found]
             # The id of a freed gradient may come again, so keep one.
             present = (pair for pair in found if pair[0] is not None)
-            self._smallest = min(present, key=lambda pair: self._adapter.count(pair[1]), default=None)
+            self._kept, _ = min(present, key=lambda pair: self._adapter.count(pair[1]), default=(None, None))
             return
         if self._lost:
             raise out_of_turn(
