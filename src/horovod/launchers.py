@@ -20,7 +20,7 @@ from horovod.config import RANK_VARIABLES
 from horovod.errors import InitError
 
 __all__ = [
-    "LAUNCHERS", "Launcher", "aprun_size", "find_launcher",
+    "LAUNCHERS", "Launcher", "aprun_size", "cross_place", "find_launcher",
     "first_pod", "flux_counts", "hosts_and_run", "hosts_and_run_of_step", "is_one_per_pod",
     "run_lengths", "slurm_counts", "slurm_hosts",
 ]  # fmt: skip
@@ -303,6 +303,14 @@ def aprun_size(command: Sequence[str]) -> int:
         if found:
             return int(found[1])
     return 0
+
+
+def cross_place(counts: Sequence[int], host: int, local_rank: int) -> tuple[int, int]:
+    """Return the index of a host among those that have a rank with this local rank, and the number of those; ``counts``
+    are the numbers of ranks of all hosts.
+    """
+    alike = [index for index, count in enumerate(counts) if count > local_rank]
+    return alike.index(host), len(alike)
 
 
 def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[int]]:

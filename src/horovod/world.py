@@ -21,6 +21,7 @@ from horovod.errors import InitError
 from horovod.launchers import (
     Launcher,
     aprun_size,
+    cross_place,
     find_launcher,
     flux_counts,
     hosts_and_run,
@@ -143,8 +144,7 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
         cross_rank, cross_size = _pair(RANK_VARIABLES["cross_rank"], RANK_VARIABLES["cross_size"], environ)
     elif launcher.name == "slurm":
         _, node, counts = slurm_counts(size, environ)
-        cross = [i for i, count in enumerate(counts) if count > local_rank]
-        cross_rank, cross_size = cross.index(node), len(cross)
+        cross_rank, cross_size = cross_place(counts, node, local_rank)
     job, key = _identity(launcher, size, environ, proc, pid)
     meeting = _meeting(launcher, environ, is_place_known)
     return World(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from horovod.core.process_sets import ProcessSetTable
+from horovod.launchers import cross_place
 from horovod.world import World
 
 __all__ = ["Generation", "Member", "MembershipView"]
@@ -56,9 +57,10 @@ class Generation:
 
     def placed(self, world: World) -> World:
         """Return the place of a process, with the hosts that the ranks have found; a launcher may not know them all."""
-        local_rank = self.neighbours(world.rank).index(world.rank)
-        alike = [ranks[local_rank] for ranks in self.hosts if len(ranks) > local_rank]
-        return replace(world, cross_rank=alike.index(world.rank), cross_size=len(alike))
+        host = self.host_of(world.rank)
+        local_rank = self.hosts[host].index(world.rank)
+        cross_rank, cross_size = cross_place([*map(len, self.hosts)], host, local_rank)
+        return replace(world, cross_rank=cross_rank, cross_size=cross_size)
 
     def describe(self, rank: int) -> str:
         """Return ``rank 1 (pid 4711 on host)``."""

@@ -37,6 +37,7 @@ from horovod.core.membership_events import (
     TrainingOver,
 )
 from horovod.core.membership_processes import NOT_ALIVE, CoolDowns, Phase, Process, ordered
+from horovod.launchers import cross_place
 
 __all__ = ["Membership"]
 
@@ -262,16 +263,15 @@ class Membership:
         by_host: dict[str, list[Process]] = {}
         for process in members:
             by_host.setdefault(process.slot.host, []).append(process)
-        best = members[0]
-        positions: dict[Slot, Position] = {}
-        for number, processes in enumerate(by_host.values()):
+        best, positions = members[0], dict[Slot, Position]()
+        for host, processes in enumerate(by_host.values()):
             for local_rank, process in enumerate(processes):
-                cross = [i for i, others in enumerate(by_host.values()) if len(others) > local_rank]
                 is_new = process.rank is None and not process.digest and process is not best
                 is_behind = is_new or (process.progress, process.digest) != (best.progress, best.digest)
                 self._set(process, Phase.ASSIGNED)
                 positions[process.slot] = Position(
-                    len(positions), local_rank, len(processes), cross.index(number), len(cross), is_behind,
+                    len(positions), local_rank, len(processes),
+                    *cross_place([*map(len, by_host.values())], host, local_rank), is_behind,
                     -1 if process.rank is None else process.rank,
                 )  # fmt: skip
         self.generation += 1

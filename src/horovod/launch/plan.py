@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from horovod.cgroups import usable_cores
 from horovod.config import ELASTIC, JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
+from horovod.launchers import cross_place
 
 __all__ = [
     "FDS_VARIABLE",
@@ -264,14 +265,14 @@ def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 def rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
     """Return a rank's variables; its cross group has one rank of equal local rank from each host that has one."""
-    cross = [i for i, count in enumerate(counts) if count > local_rank]
+    cross_rank, cross_size = cross_place(counts, host, local_rank)
     values: Sequence[tuple[str, object]] = (
         ("rank", sum(counts[:host]) + local_rank),
         ("size", sum(counts)),
         ("local_rank", local_rank),
         ("local_size", counts[host]),
-        ("cross_rank", cross.index(host)),
-        ("cross_size", len(cross)),
+        ("cross_rank", cross_rank),
+        ("cross_size", cross_size),
         ("hostname", hostname),
         ("slot", local_rank),
     )

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from horovod.errors import InitError, PeerLostError
+from horovod.launchers import cross_place
 from horovod.rendezvous.endings import Endings
 from horovod.rendezvous.hosting import host_service
 from horovod.rendezvous.interfaces import machine_name
@@ -123,13 +124,13 @@ def introduce(world: World, timeout_s: float) -> World:
         hosts.setdefault((each.machine, each.daemon), []).append(rank)
     mine = hosts[card.machine, card.daemon]
     local_rank = mine.index(world.rank)
-    cross = [ranks for ranks in hosts.values() if len(ranks) > local_rank]
+    cross_rank, cross_size = cross_place([*map(len, hosts.values())], [*hosts.values()].index(mine), local_rank)
     return replace(
         world,
         local_rank=local_rank,
         local_size=len(mine),
-        cross_rank=cross.index(mine),
-        cross_size=len(cross),
+        cross_rank=cross_rank,
+        cross_size=cross_size,
         key=cards[0].key,
         meeting=replace(
             world.meeting, kind="addresses", places=tuple(cards[0].service), has_key=True, is_place_known=True
