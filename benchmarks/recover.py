@@ -361,6 +361,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.worker:
         _WORKERS[options.worker[0]](options.worker[1])
         return 0
+    # Without a handler the jobs, which have sessions of their own, would stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("recover: ended by SIGTERM"))
     wanted, found = options.what or ["kill", "join", "protect", "init"], dict[str, float]()
     if "kill" in wanted or "join" in wanted:
         systems = [name for name in options.systems.split(",") if name != "torchft" or importlib.util.find_spec(name)]
