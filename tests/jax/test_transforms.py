@@ -178,25 +178,27 @@ def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
 
     for reduce in (named, jax.jit(unnamed)):
 
-        def scan(x: Any, y: Any, reduce: Any = reduce) -> Any:
+        def scan(x: Any, y: Any, _: Any, reduce: Any = reduce) -> Any:
             return jax.lax.scan(lambda sum, v: (sum + reduce(v), reduce(2 * v)), 0 * x, jnp.stack([x, y]))
 
-        def cond(x: Any, y: Any, reduce: Any = reduce) -> Any:
+        def cond(x: Any, y: Any, _: Any, reduce: Any = reduce) -> Any:
             return [jax.lax.cond(v[1] >= 0, reduce, lambda v: v, v) for v in (y, x)]
 
-        def loss(x: Any, y: Any, reduce: Any = reduce) -> Any:
-            return ((1 + rank) * reduce(x) + (5 + 3 * rank) * reduce(y)).sum()
+        def loss(x: Any, y: Any, place: Any, reduce: Any = reduce) -> Any:
+            # As a number the rank makes another program of each rank, in which XLA may reorder functions.
+            place = rank if reduce is named else place
+            return ((1 + place) * reduce(x) + (5 + 3 * place) * reduce(y)).sum()
 
-        def scanned_loss(x: Any, y: Any, loss: Any = loss) -> Any:
-            return jax.lax.scan(lambda sum, v: (sum + loss(v, 2 * v), None), 0.0, jnp.stack([x, y]))[0]
+        def scanned_loss(x: Any, y: Any, place: Any, loss: Any = loss) -> Any:
+            return jax.lax.scan(lambda sum, v: (sum + loss(v, 2 * v, place), None), 0.0, jnp.stack([x, y]))[0]
 
         grads = [total(lambda i: np.full(4, slope + rise * i, np.float32)) for slope, rise in ((1, 1), (5, 3))]
         both = grads[0] + 2 * grads[1]
         cases: list[tuple[Any, Any]] = [
-            (lambda x, y, f=reduce: [f(y), f(x)], [sum_y, sum_x]),
+            (lambda x, y, _, f=reduce: [f(y), f(x)], [sum_y, sum_x]),
             (scan, (sum_x + sum_y, np.stack([2 * sum_x, 2 * sum_y]))),
             (cond, [sum_y, sum_x]),
-            (lambda x, y, f=reduce: [jax.vmap(f)(jnp.stack(v)) for v in ((x, y), (y, x))],
+            (lambda x, y, _, f=reduce: [jax.vmap(f)(jnp.stack(v)) for v in ((x, y), (y, x))],
              [np.stack([sum_x, sum_y]), np.stack([sum_y, sum_x])]),
             (jax.grad(loss, (0, 1)), grads),
             (jax.grad(jax.checkpoint(loss), (0, 1)), grads),
@@ -204,7 +206,24 @@ def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
         ]  # fmt: skip
         for function, want in cases:
             for way in (function, jax.jit(function)):
-                jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(way(x, y)), jax.tree.leaves(want))
+                found = way(x, y, jnp.float32(rank))
+                jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(found), jax.tree.leaves(want))
+
+
+@on_ranks(1, framework="jax")
+def test_each_call_of_a_compiled_function_has_a_name_of_its_own() -> None:
+    """JAX lowers a function once, and XLA may run its calls in another order on each rank."""
+    import horovod.jax as hvd
+
+    reduce = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    plain = jax.jit(lambda x: jnp.sin(x) + 1)
+
+    def calls(x: Any) -> Any:
+        return [reduce(x), plain(x), jax.lax.map(reduce, x), jax.lax.map(reduce, x), reduce(2 * x), plain(2 * x)]
+
+    text = jax.jit(calls).lower(jnp.ones(3)).as_text()
+    assert text.count("custom_call @xla") == 4
+    assert text.count("stablehlo.sine") == 1
 
 
 @on_ranks(2, framework="jax")

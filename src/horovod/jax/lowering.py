@@ -97,6 +97,7 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: CollectiveCall) -> Sequence
 
     module = ctx.module_context
     _refuse_several_devices(module.axis_context, call)
+    unsafe.lower_each_call(module)
     block = ir.InsertionPoint.current.block
     earlier = [kept for kept in module.keepalives if isinstance(kept, InProgram)]
     base = _key(call, module)

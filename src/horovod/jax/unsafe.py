@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-__all__ = ["call_directly", "can_call_directly", "is_borrowed", "results_before"]
+__all__ = ["call_directly", "can_call_directly", "is_borrowed", "lower_each_call", "results_before"]
 
 #: XLA's target for Python callbacks on buffers.
 _TARGET = "xla_buffer_python_cpu_callback"
@@ -60,6 +60,38 @@ def is_borrowed(value: Any) -> bool:
         return False
     given = ir.DictAttr(function.attributes["arg_attrs"][ir.BlockArgument(value).arg_number])
     return not any(name in given for name in _DONATED)
+
+
+class _PerCall(dict[Any, Any]):
+    """A cache of lowered functions that keeps none with a collective, so that each call has a name of its own.
+
+    With one name ranks whose XLA reorders the calls would mix them; with two they get an error.
+    """
+
+    def __init__(self, kept: Mapping[Any, Any], programs: Sequence[Any]) -> None:
+        super().__init__(kept)
+        self._programs, self._missed = programs, dict[Any, int]()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __missing__(self, key: Any) -> Any:
+        self._missed[key] = len(self._programs)
+        raise KeyError(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._missed.pop(key, -1) == len(self._programs):
+            super().__setitem__(key, value)
+
+
+def lower_each_call(module: Any) -> None:
+    """Lower a function with a collective anew for each of its calls, which JAX would lower once."""
+    for name in ("cached_primitive_lowerings", "lowering_cache"):
+        if type(kept := getattr(module, name, None)) is dict:
+            setattr(module, name, _PerCall(kept, module.keepalives))
 
 
 def results_before(block: Any, since: Any, module: Any) -> list[Any]:
