@@ -106,13 +106,16 @@ def test_a_lost_task_or_executor_ends_the_others_and_nothing_runs_twice(spark: A
     assert [result[0] for result in found] == [0, 1]
 
 
-def test_a_job_that_spark_cancels_is_not_a_lost_task_alone(spark: Any) -> None:
+@pytest.mark.parametrize("how", ["all", "group"])
+def test_a_job_that_spark_cancels_is_not_a_lost_task_alone(spark: Any, how: str) -> None:
     import horovod.spark
     from horovod.errors import LaunchError
 
+    context = spark.sparkContext
+
     class Cancelling(io.StringIO):
         def write(self, text: str) -> int:
-            spark.sparkContext.cancelAllJobs()
+            context.cancelJobGroup("the caller's") if how == "group" else context.cancelAllJobs()
             return len(text)
 
     def wait() -> None:
@@ -123,8 +126,13 @@ def test_a_job_that_spark_cancels_is_not_a_lost_task_alone(spark: Any) -> None:
             print("all ranks have begun", flush=True)
         hvd.allgather_object(hvd.rank() == 0 and signal.pause())
 
-    with pytest.raises(LaunchError, match=r"Spark has aborted the job .* cancelled .*; .* was lost with rank"):
-        horovod.spark.run(wait, num_proc=2, stdout=Cancelling(), stderr=io.StringIO())
+    context.setJobGroup("the caller's", "jobs of this test")
+    try:
+        with pytest.raises(LaunchError, match=r"Spark has aborted the job .* cancelled .*; .* was lost with rank"):
+            horovod.spark.run(wait, num_proc=2, stdout=Cancelling(), stderr=io.StringIO())
+        assert context.getLocalProperty("spark.jobGroup.id") == "the caller's"
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
 
 
 def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:

@@ -107,7 +107,7 @@ class TaskJob:
         from pyspark import InheritableThread
 
         self._context = application.context
-        self._group = f"horovod-{uuid.uuid4()}"
+        self._tag = f"horovod-{uuid.uuid4()}"  # a group would take the job from the caller's own one
         self._error: BaseException | None = None
         self._thread: threading.Thread = InheritableThread(
             target=self._run, args=(count, task, name), name="horovod-spark", daemon=True
@@ -116,7 +116,9 @@ class TaskJob:
 
     def _run(self, count: int, task: Callable[..., Any], name: str) -> None:
         try:
-            self._context.setJobGroup(self._group, name, interruptOnCancel=True)
+            self._context.addJobTag(self._tag)
+            self._context.setInterruptOnCancel(True)
+            self._context.setJobDescription(name)
             self._context.parallelize(range(count), count).mapPartitionsWithIndex(task).collect()
         except BaseException as error:
             self._error = error
@@ -144,5 +146,5 @@ class TaskJob:
         deadline = time.monotonic() + _ENDED_S
         while not self.has_ended and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # a Py4J error: the application has ended meanwhile
-                self._context.cancelJobGroup(self._group)
+                self._context.cancelJobsWithTag(self._tag)
             self._thread.join(_CANCEL_S)
