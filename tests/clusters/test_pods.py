@@ -53,18 +53,45 @@ def names(cluster: Cluster) -> Path:
     return cluster.folder / "hosts"
 
 
-def test_pods_of_an_indexed_job_meet_though_the_first_ones_name_comes_late(cluster: Cluster, names: Path) -> None:
-    def pod(index: int) -> subprocess.Popen[str]:
-        line = f"{cluster.machines['abc'[index]].ipv4} train-{index}.train.default.svc.cluster.local train-{index}\n"
-        with names.open("a") as file:  # in place: it is mounted
-            file.write(line)
-        named = ["unshare", "-u", "sh", "-c", f'hostname train-{index}; exec "$0" -c "$1"', sys.executable, TRAIN]
-        return start(cluster, "abc"[index], named, **KEY, **IN_POD, JOB_COMPLETION_INDEX=str(index), HOROVOD_SIZE="3")
+def indexed_pod(cluster: Cluster, names: Path, index: int, script: str, **more: str) -> subprocess.Popen[str]:
+    """Starts a pod of an Indexed Job on a host of its own, whose name is known from now on."""
+    line = f"{cluster.machines['abc'[index]].ipv4} train-{index}.train.default.svc.cluster.local train-{index}\n"
+    with names.open("a") as file:  # in place: it is mounted
+        file.write(line)
+    named = ["unshare", "-u", "sh", "-c", f'hostname train-{index}; exec "$0" -c "$1"', sys.executable, script]
+    given = {**KEY, **IN_POD, "JOB_COMPLETION_INDEX": str(index), "HOROVOD_SIZE": "3", **more}
+    return start(cluster, "abc"[index], named, **given)
 
-    pods = [pod(1), pod(2)]
+
+def test_pods_of_an_indexed_job_meet_though_the_first_ones_name_comes_late(cluster: Cluster, names: Path) -> None:
+    pods = [indexed_pod(cluster, names, index, TRAIN) for index in (1, 2)]
     for one in pods:
         assert one.stdout.readline() == "begun\n"
-    assert last_lines([pod(0), *pods]) == APART
+    assert last_lines([indexed_pod(cluster, names, 0, TRAIN), *pods]) == APART
+
+
+AGAIN = """
+import os, signal
+import horovod.numpy as hvd
+import numpy as np
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1 and "DIES" in os.environ:
+    os.kill(os.getpid(), signal.SIGKILL)
+total = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum)
+print(f"rank {hvd.rank()} of {hvd.size()}, 0 of 1, {hvd.cross_rank()} of 3: {total.tolist()}", flush=True)
+"""
+
+
+def test_pods_that_an_indexed_job_restarts_meet_again(cluster: Cluster, names: Path) -> None:
+    """With ``backoffLimitPerIndex`` each pod is restarted when it has ended, the failed one first."""
+    first = [indexed_pod(cluster, names, rank, AGAIN, DIES="1") for rank in range(3)]
+    again = []
+    for rank in (1, 2, 0):
+        output = first[rank].communicate(timeout=300)[0]
+        assert first[rank].returncode and ("PeerLostError: rank 1" in output) == (rank != 1), output
+        again.append(indexed_pod(cluster, names, rank, AGAIN))
+    assert sorted(last_lines(again)) == APART
 
 
 LEAVE = """
