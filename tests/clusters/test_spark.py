@@ -165,6 +165,18 @@ def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:
         horovod.spark.run("train", num_proc=1)  # type: ignore[arg-type]
 
 
+def test_without_num_proc_each_task_has_its_cores(spark: Any) -> None:
+    import horovod.spark
+
+    conf, seen = spark.sparkContext._conf, []
+    for key, value in {"spark.task.cpus": "2", "spark.default.parallelism": "2"}.items():
+        conf.set(key, value)
+        seen.append(horovod.spark.run(lambda: 7))
+    for key in ("spark.task.cpus", "spark.default.parallelism"):
+        conf._jconf.remove(key)
+    assert seen == [[7], [7, 7]]
+
+
 def test_without_a_context_in_this_process_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import horovod.spark
 

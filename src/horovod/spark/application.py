@@ -52,8 +52,10 @@ class Application:
 
     @property
     def parallelism(self) -> int:
-        """Spark's default number of tasks."""
-        return int(self.context.defaultParallelism)
+        """Spark's default number of tasks: its cores, so divided by the cores of a task, unless the user has set it."""
+        conf = self.context.getConf()
+        cpus = 1 if conf.contains("spark.default.parallelism") else int(conf.get("spark.task.cpus", "1"))
+        return max(1, int(self.context.defaultParallelism) // cpus)
 
     @property
     def slots(self) -> int:

@@ -35,7 +35,7 @@ _LOOK_S = 0.25
 @explained_like(
     run,
     fn="the function; it must call ``hvd.init()``, and train in a function with ``@hvd.elastic.run``.",
-    num_proc="number of ranks to start with; Spark's default parallelism when omitted.",
+    num_proc="number of ranks to start with; Spark's default number of tasks when omitted.",
     min_num_proc="minimum number of ranks; by default ``num_proc``: then the job waits for lost tasks.",
     max_num_proc="maximum number of ranks, reached when executors join; ``num_proc`` when omitted.",
     elastic_timeout="seconds to wait for missing ranks; HOROVOD_ELASTIC_TIMEOUT, or 600.",

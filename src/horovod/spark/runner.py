@@ -43,7 +43,7 @@ def run(
         fn: the function, also a lambda or closure; it must call ``hvd.init()``.
         args: its arguments.
         kwargs: its keyword arguments.
-        num_proc: number of ranks; Spark's default parallelism when omitted.
+        num_proc: number of ranks; Spark's default number of tasks when omitted.
         start_timeout: seconds to wait for Spark to start all tasks; HOROVOD_SPARK_START_TIMEOUT, or 600.
         use_mpi: not supported: the ranks need no MPI.
         use_gloo: accepted and ignored: ranks of one host use shared memory.

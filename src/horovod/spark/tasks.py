@@ -26,7 +26,7 @@ def rank_count(application: Application, num_proc: int | None) -> int:
 
     Args:
         application: the application.
-        num_proc: the user's number; Spark's default parallelism when None.
+        num_proc: the user's number; Spark's default number of tasks when None.
 
     Raises:
         ValueError: less than 1.
@@ -42,7 +42,7 @@ class RankTasks:
 
     Args:
         options: the user's options.
-        wanted: number of tasks to wait for; Spark's default parallelism when None.
+        wanted: number of tasks to wait for; Spark's default number of tasks when None.
         most: maximum number of tasks; the same as ``wanted`` when None.
         start_timeout_s: seconds to wait for the tasks; the value in the settings when None.
         runs_again: whether Spark may restart a failed or lost task.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from horovod.errors import LaunchError
 from horovod.spark.application import Application
 
@@ -48,7 +46,7 @@ class SparkBackend(Backend):
     """Backend that runs ranks in tasks of the active Spark session, through ``horovod.spark.run``.
 
     Args:
-        num_proc: number of ranks; Spark's default parallelism if omitted.
+        num_proc: number of ranks; Spark's default number of tasks if omitted.
         env: environment variables for the ranks.
         options: more arguments of ``horovod.spark.run``, such as ``start_timeout``.
     """
@@ -80,4 +78,4 @@ class SparkBackend(Backend):
             raise LaunchError(why)
 
     def num_processes(self) -> int:
-        return self._num_proc or int(SparkSession.active().sparkContext.defaultParallelism)
+        return self._num_proc or Application().parallelism

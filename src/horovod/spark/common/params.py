@@ -34,7 +34,7 @@ def _store(value: Any) -> Any:
 
 
 ESTIMATOR: tuple[Row, ...] = (
-    ("num_proc", None, _INT, "number of ranks; Spark's default parallelism if None"),
+    ("num_proc", None, _INT, "number of ranks; Spark's default number of tasks if None"),
     ("store", None, _store, "Store for data, checkpoints and logs"),
     ("backend", None, None, "Backend that starts the ranks; excludes num_proc"),
     ("model", None, None, "model to train"),
