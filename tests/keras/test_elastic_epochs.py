@@ -77,6 +77,37 @@ def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("framework", ["keras-tensorflow", "keras-jax", "tf_keras"])
+@on_ranks(1, given=["framework"])
+def test_steps_per_execution_groups_the_batches_that_a_shard_deals() -> None:
+    """Each epoch has five batches; the reduction of the second group of two fails, or of its first batch."""
+    import numpy as np
+    from losing import losing
+
+    keras, hvd = keras_and_hvd()
+    x, y = np.arange(20, dtype="float32").reshape(10, 2) / 20, np.ones((10, 1), "float32")
+
+    def trained(which: tuple[int, ...], steps: int) -> tuple[list[Any], int]:
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer=optimizer, loss="mse", steps_per_execution=steps)
+        state = hvd.elastic.KerasState(model)
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            hvd.elastic.fit(state, x, y, batch_size=2, epochs=2, verbose=0)
+
+        with losing(which) as losses:
+            train(state)
+        assert (losses.count, state.epoch, int(model.optimizer.iterations)) == (len(which), 2, 10)
+        return [value.tolist() for value in model.get_weights()], state.progress
+
+    wanted, progress = trained((), 1)
+    assert progress == 10
+    assert trained((), 2) == trained((3,), 2) == (wanted, 6)
+
+
+@pytest.mark.slow
 @on_ranks(1, given=["framework"])
 def test_the_rest_of_an_epoch_keeps_its_learning_rate() -> None:
     """A reduction in a callback after the first of two steps fails, so that ``fit`` begins anew in the epoch."""

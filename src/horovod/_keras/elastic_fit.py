@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,9 +186,10 @@ class _Training:
             self.data.load_state_dict(place)
         self._deal()
         # Without shuffle=False Keras warns that it does not shuffle the generator; the shard has an order already.
+        # tf_keras needs a number of steps if steps_per_execution is more than 1; the shard ends the epoch before.
         self.model.fit(
             (sample for _ in itertools.count()), initial_epoch=state.epoch, epochs=state.epoch + 1, shuffle=False,
-            callbacks=numbered, verbose=verbose, **kwargs,
+            steps_per_epoch=sys.maxsize, callbacks=numbered, verbose=verbose, **kwargs,
         )  # fmt: skip
 
     def _deal(self) -> None:
