@@ -262,7 +262,7 @@ class LearningRateScheduleCallback:
             if not self.steps_per_epoch:
                 raise wrong_argument(
                     f"{type(self).__name__} sets the learning rate before each step, and fit() does not know how many "
-                    "steps an epoch has. Pass steps_per_epoch="
+                    "steps an epoch has. Give the callback steps_per_epoch="
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
