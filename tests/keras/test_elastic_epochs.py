@@ -105,6 +105,10 @@ def test_steps_per_execution_groups_the_batches_that_a_shard_deals() -> None:
     wanted, progress = trained((), 1)
     assert progress == 10
     assert trained((), 2) == trained((3,), 2) == (wanted, 6)
+    if hasattr(keras, "__version__"):  # not tf_keras
+        keras.__version__ = "3.6.0"
+        with pytest.raises(ValueError, match=r"steps_per_execution > 1 with Keras 3\.7 or later: Keras 3\.6\.0 drops"):
+            trained((), 2)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +49,8 @@ class FitKit:
     # returns a context in which a model uses a function without arguments as its train function
     installed: Callable[[Any, Callable[[], Any]], Any]
     shard: Callable[[Any, int, bool, int], Any]  # returns this rank's batches of some data
+    # a number of steps that no epoch has, if ``fit`` needs one to group steps; the shard ends the epoch
+    steps: int | None = None
 
 
 class ElasticFit:
@@ -186,10 +187,9 @@ class _Training:
             self.data.load_state_dict(place)
         self._deal()
         # Without shuffle=False Keras warns that it does not shuffle the generator; the shard has an order already.
-        # tf_keras needs a number of steps if steps_per_execution is more than 1; the shard ends the epoch before.
         self.model.fit(
             (sample for _ in itertools.count()), initial_epoch=state.epoch, epochs=state.epoch + 1, shuffle=False,
-            steps_per_epoch=sys.maxsize, callbacks=numbered, verbose=verbose, **kwargs,
+            steps_per_epoch=self._kit.steps, callbacks=numbered, verbose=verbose, **kwargs,
         )  # fmt: skip
 
     def _deal(self) -> None:

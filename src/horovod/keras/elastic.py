@@ -15,6 +15,7 @@ from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.step import decorators
+from horovod.bindings.misuse import wrong_argument
 from horovod.keras.callbacks import KIT
 
 __all__ = [
@@ -55,6 +56,11 @@ def _convert(batch: Any) -> Any:
 
 
 def _make_function(model: Any) -> Callable[[list[Any]], Any]:
+    if model.steps_per_execution > 1 and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 7):
+        raise wrong_argument(
+            f"hvd.elastic.fit() takes steps_per_execution > 1 with Keras 3.7 or later: Keras {keras.__version__} drops "
+            "batches at the end of an epoch that fill no execution"
+        )
     model.make_train_function()
     plain = model.train_function
     if _backend.name == "torch":

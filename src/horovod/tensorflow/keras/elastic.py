@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -73,7 +74,9 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
 def _legacy_kit() -> FitKit:
     from tf_keras.src.callbacks import CallbackList
 
-    return FitKit(CallbackList, _convert, _make_function, lambda model: model.get_metrics_result(), _installed, shard)
+    return FitKit(
+        CallbackList, _convert, _make_function, lambda model: model.get_metrics_result(), _installed, shard, sys.maxsize
+    )
 
 
 def _modern_kit() -> FitKit:
