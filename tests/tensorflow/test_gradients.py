@@ -122,6 +122,16 @@ def test_a_derivative_can_be_differentiated() -> float:
     return float(outer.gradient(slope, x))
 
 
+# Both losses are the imaginary part of 2j * 3, and TensorFlow's gradient of it is 1j.
+@on_ranks(2, framework="tensorflow", returns=[6j, 4 + 0j])
+def test_gradients_of_complex_products_are_conjugate() -> complex:
+    x = tf.constant(3.0 if hvd.rank() else 2j, tf.complex128)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.math.imag(hvd.allreduce(x, op=hvd.Product))
+    return complex(tape.gradient(y, x))
+
+
 def _normalizes(size: int) -> tuple[Any, Any, Any, Any]:
     whole = np.random.default_rng(1).normal(3.0, 2.0, (7, 4, 3))
     cuts = [0, 5, 7] if size == 2 else [0, 7]

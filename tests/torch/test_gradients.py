@@ -131,6 +131,14 @@ def test_ties_share_and_zeros_in_products_are_right() -> tuple[list[float], list
     return most.tolist(), product.tolist()
 
 
+# Both losses are the imaginary part of 2j * 3, and torch's gradient of it is 1j.
+@on_ranks(2, returns=[6j, 4 + 0j])
+def test_gradients_of_complex_products_are_conjugate() -> complex:
+    x = torch.tensor(3.0 if hvd.rank() else 2j, dtype=torch.complex128, requires_grad=True)
+    (grad,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Product).imag, x)
+    return complex(grad)
+
+
 @on_ranks(2)
 def test_compression_casts_and_is_differentiable() -> None:
     x = torch.full((3,), 0.1, requires_grad=True)

@@ -58,7 +58,7 @@ def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
     total = Reduction(ReduceOp.SUM, process_set=members)
     summed = collectives.allreduce(filled, total, _name(request))
     slopes = _slopes(op.inputs, op.outputs, request, total)
-    return [whole * slope for whole, slope in zip(summed, slopes, strict=True)]
+    return [whole * tf.math.conj(slope) for whole, slope in zip(summed, slopes, strict=True)]
 
 
 def _slopes(inputs: Sequence[Any], outputs: Sequence[Any], request: GraphRequest, total: Reduction) -> list[Any]:

@@ -98,7 +98,7 @@ class _Allreduce(torch.autograd.Function):
         inputs, outputs = saved[:count], saved[count:]
         summed = _allreduce(grads, ctx.name, Reduction(ReduceOp.SUM, process_set=how.process_set))
         local = _local_derivatives(inputs, outputs, ctx.name, how)
-        return (None, None, *(total * slope for total, slope in zip(summed, local, strict=True)))
+        return (None, None, *(total * slope.conj() for total, slope in zip(summed, local, strict=True)))
 
 
 def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> list[torch.Tensor]:
