@@ -227,6 +227,26 @@ def test_each_call_of_a_compiled_function_has_a_name_of_its_own() -> None:
 
 
 @on_ranks(2, framework="jax")
+def test_one_branch_after_the_other() -> None:
+    """JAX frees the function that it has lowered a branch in, and the next one may lie at the same address."""
+    import horovod.jax as hvd
+
+    def branches(x: Any) -> Any:
+        for _ in range(4):
+            x = jax.lax.cond(
+                x[0] < 10,
+                lambda x: hvd.allreduce(x) + hvd.allreduce(x * 2),
+                lambda x: hvd.allreduce(x * 3) - hvd.allreduce(x),
+                x,
+            )
+        return x
+
+    x = jnp.ones(3) * (1.0 + hvd.rank())
+    np.testing.assert_allclose(jax.jit(branches)(x), [54.0] * 3)
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: branches(x).sum()))(x), [36.0] * 3)
+
+
+@on_ranks(2, framework="jax")
 def test_gradients_go_through_shard_map_over_one_device() -> None:
     from jax.sharding import Mesh, PartitionSpec
 

@@ -58,6 +58,7 @@ class InProgram:
         self.base = base
         self.block = block  # None after the first run
         self.token: Any = None  # token for the next call in the block; None after the first run
+        self.functions: list[Any] = []  # functions around the block, which nothing else holds; until the first run
         self.call = call
         self.operands = operands
         self._name = base if number == 1 else f"{base}#{number}"
@@ -68,6 +69,7 @@ class InProgram:
         threading.current_thread()  # register this XLA thread with Python, so that reports can show that it waits
         # Drop MLIR objects: they keep the whole text of the program alive.
         self.block = self.token = None
+        self.functions.clear()
         buffers, parameters = split_watched(self.call, inputs[: self.operands])
         sources = [np.asarray(buffer) for buffer in buffers]
         targets = [np.asarray(buffer) for buffer in outputs]

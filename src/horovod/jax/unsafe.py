@@ -65,7 +65,8 @@ def is_borrowed(value: Any) -> bool:
 class _PerCall(dict[Any, Any]):
     """A cache of lowered functions that keeps none with a collective, so that each call has a name of its own.
 
-    With one name ranks whose XLA reorders the calls would mix them; with two they get an error.
+    With one name ranks whose XLA reorders the calls would mix them; with two they get an error. Each collective holds
+    the function that it was lowered in, since JAX copies the function's body and would free it.
     """
 
     def __init__(self, kept: Mapping[Any, Any], programs: Sequence[Any]) -> None:
@@ -83,8 +84,12 @@ class _PerCall(dict[Any, Any]):
         raise KeyError(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._missed.pop(key, -1) == len(self._programs):
+        before = self._missed.pop(key, -1)
+        if before == len(self._programs):
             super().__setitem__(key, value)
+        for inside in self._programs[max(before, 0) :]:
+            if (functions := getattr(inside, "functions", None)) is not None:
+                functions.append(value)
 
 
 def lower_each_call(module: Any) -> None:
