@@ -58,7 +58,7 @@ class InProgram:
         self.base = base
         self.block = block  # None after the first run
         self.token: Any = None  # token for the next call in the block; None after the first run
-        self.functions: list[Any] = []  # functions around the block, which nothing else holds; until the first run
+        self.held: Any = None  # see `lower_each_call`; None after the first run
         self.call = call
         self.operands = operands
         self._name = base if number == 1 else f"{base}#{number}"
@@ -68,8 +68,7 @@ class InProgram:
         """Run the call. A token and other ordering values may follow the inputs; a token follows the outputs."""
         threading.current_thread()  # register this XLA thread with Python, so that reports can show that it waits
         # Drop MLIR objects: they keep the whole text of the program alive.
-        self.block = self.token = None
-        self.functions.clear()
+        self.block = self.token = self.held = None
         buffers, parameters = split_watched(self.call, inputs[: self.operands])
         sources = [np.asarray(buffer) for buffer in buffers]
         targets = [np.asarray(buffer) for buffer in outputs]
@@ -99,12 +98,12 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: CollectiveCall) -> Sequence
 
     module = ctx.module_context
     _refuse_several_devices(module.axis_context, call)
-    unsafe.lower_each_call(module)
     block = ir.InsertionPoint.current.block
     earlier = [kept for kept in module.keepalives if isinstance(kept, InProgram)]
     base = _key(call, module)
     number = 1 + sum((other.base, other.call.kind) == (base, call.kind) for other in earlier)
     here = InProgram(call, base, number, len(operands), block)
+    here.held = unsafe.lower_each_call(module)
     before = [other.token for other in earlier if other.block == block][-1:]
     avals = [_TOKEN] * len(before)
     if any(other.block != block for other in earlier):

@@ -63,15 +63,16 @@ def is_borrowed(value: Any) -> bool:
 
 
 class _PerCall(dict[Any, Any]):
-    """A cache of lowered functions that keeps none with a collective, so that each call has a name of its own.
+    """A cache of lowered functions that finds none with a collective, so that each call has a name of its own.
 
-    With one name ranks whose XLA reorders the calls would mix them; with two they get an error. Each collective holds
-    the function that it was lowered in, since JAX copies the function's body and would free it.
+    With one name ranks whose XLA reorders the calls would mix them; with two they get an error.
     """
 
     def __init__(self, kept: Mapping[Any, Any], programs: Sequence[Any]) -> None:
         super().__init__(kept)
         self._programs, self._missed = programs, dict[Any, int]()
+        #: JAX may copy a function's body: freed, its address, and so its tokens, would be those of the next function.
+        self._held: list[Any] = []
 
     def get(self, key: Any, default: Any = None) -> Any:
         try:
@@ -84,19 +85,24 @@ class _PerCall(dict[Any, Any]):
         raise KeyError(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        before = self._missed.pop(key, -1)
-        if before == len(self._programs):
+        if self._missed.pop(key, -1) == len(self._programs):
             super().__setitem__(key, value)
-        for inside in self._programs[max(before, 0) :]:
-            if (functions := getattr(inside, "functions", None)) is not None:
-                functions.append(value)
+        else:
+            self._held.append(value)
 
 
-def lower_each_call(module: Any) -> None:
-    """Lower a function with a collective anew for each of its calls, which JAX would lower once."""
-    for name in ("cached_primitive_lowerings", "lowering_cache"):
-        if type(kept := getattr(module, name, None)) is dict:
-            setattr(module, name, _PerCall(kept, module.keepalives))
+def lower_each_call(module: Any) -> list[Any]:
+    """Lower a function with a collective anew for each of its calls, which JAX would lower once.
+
+    Returns:
+        What the caller must hold while JAX lowers the program.
+    """
+    caches = {name: getattr(module, name, None) for name in ("cached_primitive_lowerings", "lowering_cache")}
+    for name, kept in caches.items():
+        if type(kept) is dict:
+            caches[name] = _PerCall(kept, module.keepalives)
+            setattr(module, name, caches[name])
+    return list(caches.values())
 
 
 def results_before(block: Any, since: Any, module: Any) -> list[Any]:
