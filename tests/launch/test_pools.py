@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -288,3 +289,33 @@ def test_the_former_hosts_stay_until_one_of_the_new_ones_is_ready(monkeypatch: p
     assert pool.usable == {"c": 1}
     pool.lose("c")
     assert pool.usable == {}
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [(["b"], "b: it is the same machine as a, its name in this job; offer it as a"),
+     (["a", "b"], "b: it is the same machine as a; name each machine once, with all of its slots")],
+    ids=["renamed", "named twice"],
+)  # fmt: skip
+def test_a_machine_of_the_job_under_another_name_is_refused(
+    offered: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = SimpleNamespace(incoming=os.eventfd(0, os.EFD_CLOEXEC))
+    connection = SimpleNamespace(wire=wire, kill=lambda: None, close=lambda: None)
+
+    def check(host: str, access: Access) -> SimpleNamespace:
+        hello = SimpleNamespace(machine="the machine", cores=1)
+        return SimpleNamespace(
+            host=host, connection=connection, hello=hello, is_done=True, problems=[], tend=lambda: None
+        )
+
+    monkeypatch.setattr(host_pool, "HostCheck", check)
+    pool = HostPool("here", 1, Access("python"), (1e9, 1e9), {})
+    try:
+        pool.offer({"a": HostSlots("a", 1)})
+        assert [host.name for host in pool.tend(select.poll())] == ["a"]
+        pool.offer({name: HostSlots(name, 1) for name in offered})
+        assert pool.tend(select.poll()) == []
+    finally:
+        os.close(wire.incoming)
+    assert pool.problems == [f"{said}; it is tried again later"]
