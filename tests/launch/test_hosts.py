@@ -72,7 +72,7 @@ def test_an_error_quotes_the_entry_as_it_was_typed() -> None:
     [
         ("a slots=2\nb slots=3\n", [HostSlots("a", 2), HostSlots("b", 3)]),
         ("# two hosts\n\na slots=2  # the first\n   \nb\n", [HostSlots("a", 2), HostSlots("b", 1)]),
-        ("a:4\nb slots=2 max_slots=8", [HostSlots("a", 4), HostSlots("b", 2)]),
+        ("a:4\nb slots = 2 max_slots= 8", [HostSlots("a", 4), HostSlots("b", 2)]),
         ("::1 slots=2", [HostSlots("::1", 2)]),
         ("\ufeffa\tslots=2\r\nme@b:3\r\n", [HostSlots("a", 2), HostSlots("me@b", 3)]),
     ],

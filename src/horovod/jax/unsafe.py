@@ -95,7 +95,7 @@ def lower_each_call(module: Any) -> list[Any]:
     """Lower a function with a collective anew for each of its calls, which JAX would lower once.
 
     Returns:
-        What the caller must hold while JAX lowers the program.
+        The objects that the caller must hold while JAX lowers the program.
     """
     caches = {name: getattr(module, name, None) for name in ("cached_primitive_lowerings", "lowering_cache")}
     for name, kept in caches.items():

@@ -55,7 +55,7 @@ def parse_hostfile(text: str, source: str, slots: int = 1, *, allows_zero: bool 
     """
     hosts = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
-        words = line.partition("#")[0].split()
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
             continue
         where = f"{source}, line {number}"
