@@ -22,10 +22,7 @@ from ports import held_port
 
 from horovod.errors import LaunchError
 
-os.environ |= {
-    "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}  # fmt: skip
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import rays
 
-os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 
 no_leaks, pytestmark = rays.no_leaks, rays.MARKS

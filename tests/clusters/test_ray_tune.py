@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import rays
 
-os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 
 no_leaks = rays.no_leaks
@@ -24,7 +23,7 @@ _STEPS, _RATE = 4, 2.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+    ray.init("local", num_cpus=6, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     try:
         yield
     finally:

@@ -169,11 +169,13 @@ def test_without_num_proc_each_task_has_its_cores(spark: Any) -> None:
     import horovod.spark
 
     conf, seen = spark.sparkContext._conf, []
-    for key, value in {"spark.task.cpus": "2", "spark.default.parallelism": "2"}.items():
-        conf.set(key, value)
-        seen.append(horovod.spark.run(lambda: 7))
-    for key in ("spark.task.cpus", "spark.default.parallelism"):
-        conf._jconf.remove(key)
+    try:
+        for key in ("spark.task.cpus", "spark.default.parallelism"):
+            conf.set(key, "2")
+            seen.append(horovod.spark.run(lambda: 7))
+    finally:
+        for key in ("spark.task.cpus", "spark.default.parallelism"):
+            conf._jconf.remove(key)
     assert seen == [[7], [7, 7]]
 
 

@@ -1,13 +1,17 @@
-"""Marks and the check for leaks of tests that are a driver of Ray."""
+"""Environment, marks and the check for leaks of tests that are a driver of Ray."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from leaks import Belongings, leaked_since
 
 __all__ = ["MARKS", "no_leaks"]
+
+# Tests import this module before Ray, which reads them.
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 MARKS = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves logs open
