@@ -210,6 +210,27 @@ def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
                 jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(found), jax.tree.leaves(want))
 
 
+@on_ranks(3, framework="jax")
+def test_programs_that_differ_in_a_constant_are_right_or_refused() -> None:
+    """XLA may run the two calls in another order on each rank, so it depends on its version whether they meet."""
+    import horovod.jax as hvd
+    from horovod.errors import HorovodInternalError
+
+    rank = hvd.rank()
+    reduce = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+
+    def loss(x: Any, y: Any) -> Any:
+        return ((1 + rank) * reduce(x) + (5 + 3 * rank) * reduce(y)).sum()
+
+    try:
+        with hvd.typed_errors():
+            found = jax.block_until_ready(jax.jit(jax.grad(jax.checkpoint(loss), (0, 1)))(jnp.ones(4), jnp.ones(4)))
+    except HorovodInternalError as error:
+        assert "The circle: rank" in str(error)
+        return
+    np.testing.assert_array_equal(found, [[6.0] * 4, [24.0] * 4])
+
+
 @on_ranks(1, framework="jax")
 def test_each_call_of_a_compiled_function_has_a_name_of_its_own() -> None:
     """JAX lowers a function once, and XLA may run its calls in another order on each rank."""
