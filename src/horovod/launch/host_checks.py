@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from horovod._version import __version__
@@ -180,9 +180,14 @@ def _find_twins(found: Mapping[str, HostCheck], here: str) -> None:
             check.problems.append(twin)
 
 
-def find_twin(check: HostCheck, machines: dict[str, str]) -> str:
-    """Return the problem of a host that is a machine of the job already; else add it to ``machines``."""
+def find_twin(check: HostCheck, machines: dict[str, str], offered: Container[str] | None = None) -> str:
+    """Return the problem of a host that is a machine of the job already; else add it to ``machines``. ``offered`` are
+    the names that the user gives now, if they may be others than those in ``machines``.
+    """
     other = check.host if check.hello is None else machines.setdefault(check.hello.machine, check.host)
     if other == check.host:
         return ""
-    return f"{check.host}: it is the same machine as {other}; name each machine once, with all of its slots"
+    problem = f"{check.host}: it is the same machine as {other}"
+    if offered is not None and other not in offered:
+        return f"{problem}, its name in this job; offer it as {other}"
+    return f"{problem}; name each machine once, with all of its slots"

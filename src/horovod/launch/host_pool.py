@@ -123,7 +123,10 @@ class HostPool(Pool):
             if newcomer.is_done:
                 del self._newcomers[name]
                 poll.unregister(incoming)
-                if problems := newcomer.problems or self._twins(name, newcomer):
+                machines = {machine: other for other, machine in self._ready.items()}
+                machines.setdefault(machine_name(), self._own)
+                twins = [twin for twin in (find_twin(newcomer, machines, self._offers),) if twin]
+                if problems := newcomer.problems or twins:
                     newcomer.connection.kill()
                     newcomer.connection.close()
                     self._refuse(name, problems)
@@ -132,14 +135,6 @@ class HostPool(Pool):
         if self._offers.keys() & self._ready:  # else all hosts were exchanged, and the former ones stay for now
             self._used = self._offers
         return ready
-
-    def _twins(self, name: str, check: HostCheck) -> list[str]:
-        machines = {machine: other for other, machine in self._ready.items()}
-        machines.setdefault(machine_name(), self._own)
-        twin = find_twin(check, machines)
-        if twin and check.hello is not None and (other := machines[check.hello.machine]) not in self._offers:
-            twin = f"{name}: it is the same machine as {other}, its name in this job; offer it as {other}"
-        return [twin] if twin else []
 
     def _begin(self, name: str, check: HostCheck) -> ReadyHost:
         assert check.hello is not None
