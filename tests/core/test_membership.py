@@ -44,7 +44,7 @@ def test_the_first_generation_has_the_ranks_of_the_hosts_in_their_order() -> Non
     }  # fmt: skip
     for slot in (A0, A1, A2):
         assert members.handle(Joined(slot, 1)) == []
-    assert members.handle(Joined(B0, 1)) == [Begin(1)]
+    assert members.handle(Joined(B0, 1)) == [Begin(1, 0)]
 
 
 def test_a_loss_before_all_have_joined_gives_another_generation() -> None:
@@ -60,7 +60,7 @@ def test_a_loss_before_all_have_joined_gives_another_generation() -> None:
     assert members.handle(Joined(A1, 1)) == []  # news of an earlier generation
     for slot in (B0, B1):
         members.handle(Joined(slot, 2))
-    assert members.handle(Joined(A1, 2)) == [Begin(2)]
+    assert members.handle(Joined(A1, 2)) == [Begin(2, 0)]
 
 
 def test_survivors_that_are_furthest_come_first_and_hosts_stay_together() -> None:

@@ -58,7 +58,7 @@ def test_a_killed_member_that_the_kernel_holds_is_not_waited_for_and_never_comes
     assert members.handle(Tick(604.9)) == []
     decisions = do(members, Tick(605))
     assert ranks(decisions) == [A0, A1, B0]
-    assert decisions[-1] == Begin(2)
+    assert decisions[-1] == Begin(2, 5)
     assert members.handle(Ready(B1, 9)) == []
     assert members.handle(Ended(B1, KILLED)) == [Start(B1)]
     assert members.handle(Ended(A0)) == members.handle(Ended(A1)) == []

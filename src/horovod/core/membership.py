@@ -194,7 +194,7 @@ class Membership:
             self._has_begun, self._has_ever_begun, self._failure = True, True, ""
             for process in self._in(Phase.JOINED):
                 process.rank, process.has_returned = self._ranks[process.slot], False
-            self._decisions.append(Begin(self.generation))
+            self._decisions.append(Begin(self.generation, max(p.progress for p in self._in(Phase.JOINED))))
         if not self._finish and self._is_hopeless():
             few = f"fewer than {self._policy.minimum} slots are left"
             self._end("; ".join(filter(None, (few if self._processes else "", self._failure))))

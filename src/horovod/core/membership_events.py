@@ -126,9 +126,10 @@ class Assign(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """All members have joined: let ``init()`` return."""
+    """All members have joined: let ``init()`` return. ``progress`` is that of the furthest."""
 
     generation: int
+    progress: int
 
 
 class Paused(NamedTuple):

@@ -168,7 +168,7 @@ class ElasticJob(Supervision):
                 self._members.assigned(time.monotonic(), decision)
                 self._name_late(decision)
             elif isinstance(decision, Begin):
-                self._begin(decision.generation)
+                self._begin(decision)
             elif isinstance(decision, TrainingOver):
                 self._members.ledger.is_trained = True
             elif isinstance(decision, CoolDown):
@@ -244,10 +244,10 @@ class ElasticJob(Supervision):
     def on_stopped(self, rank: int) -> None:
         self._members.fenced[rank] = self._silent[rank]
 
-    def _begin(self, generation: int) -> None:
+    def _begin(self, begin: Begin) -> None:
         self._ended_early = ""
         now = time.monotonic()
-        lines = self._members.begun(now, generation, self._service.progress, lambda p: f"on {self._slot_of(p)}")
+        lines = self._members.begun(now, begin.generation, begin.progress, lambda p: f"on {self._slot_of(p)}")
         for process, rank in self._members.ranks.items():
             self.streams.relabel(process, self._label(rank))
         for line in lines:

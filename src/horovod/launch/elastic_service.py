@@ -73,7 +73,7 @@ class _Job:
 
     def _begin(self, begin: Begin, now: float) -> None:
         hosts = {process: slot.host for slot, process in self._members.running.items()}
-        for line in self._members.begun(now, begin.generation, self._service.progress, lambda p: f"on {hosts[p]}"):
+        for line in self._members.begun(now, begin.generation, begin.progress, lambda p: f"on {hosts[p]}"):
             _say(line)
 
     def _note_end(self, gone: Gone, now: float) -> None:
