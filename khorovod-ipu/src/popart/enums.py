@@ -1,7 +1,5 @@
 """The enumerations of PopART that data-parallel training scripts use."""
 
-from __future__ import annotations
-
 from enum import Enum, IntEnum
 
 __all__ = [

@@ -1,7 +1,5 @@
 """PopRun in software: starts the instances of a program, and assigns replicas of the job to each instance."""
 
-from __future__ import annotations
-
 from khorovod_ipu.guard import refuse_beside_the_sdk
 
 refuse_beside_the_sdk()

@@ -1,7 +1,5 @@
 """``python -m poprun``."""
 
-from __future__ import annotations
-
 import sys
 
 from poprun.cli import main

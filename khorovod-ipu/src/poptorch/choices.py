@@ -1,7 +1,5 @@
 """Enumerations for options and functions."""
 
-from __future__ import annotations
-
 import enum
 
 __all__ = [

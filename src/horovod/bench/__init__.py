@@ -3,5 +3,3 @@
 Contenders take turns, because figures from different minutes and loads cannot be compared.
 Frameworks other than torch, and MPI, are measured from a checkout: see ``benchmarks/README.md``.
 """
-
-from __future__ import annotations

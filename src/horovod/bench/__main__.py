@@ -1,7 +1,5 @@
 """``python -m horovod.bench``."""
 
-from __future__ import annotations
-
 from horovod.bench.cli import main
 
 if __name__ == "__main__":

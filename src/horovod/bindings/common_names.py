@@ -4,8 +4,6 @@ A framework's module re-exports them with ``import *`` and ``__all__ += common_n
 editors understand this form; they do not understand a computed list.
 """
 
-from __future__ import annotations
-
 from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.job import JobFunctions
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

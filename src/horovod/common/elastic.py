@@ -1,7 +1,5 @@
 """Old import path of names that elastic jobs need in any framework."""
 
-from __future__ import annotations
-
 from horovod.bindings.elastic.notifications import (
     HostUpdateResult,
     WorkerNotificationManager,

@@ -1,7 +1,5 @@
 """Data loaders that prepare the next batches while the current one is trained on."""
 
-from __future__ import annotations
-
 from horovod.data.loader import AsyncDataLoaderMixin, BaseDataLoader
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]

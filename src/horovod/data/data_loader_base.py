@@ -1,7 +1,5 @@
 """The import path of Horovod's scripts; the classes live in ``horovod.data.loader``."""
 
-from __future__ import annotations
-
 from horovod.data.loader import AsyncDataLoaderMixin, BaseDataLoader
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]

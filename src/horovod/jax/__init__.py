@@ -16,8 +16,6 @@
 This module re-exports the names that training scripts use.
 """
 
-from __future__ import annotations
-
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.misuse import not_installed

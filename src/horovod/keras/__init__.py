@@ -9,8 +9,6 @@
 This module re-exports the names that training scripts use.
 """
 
-from __future__ import annotations
-
 from horovod._keras.public import make_load_model, of_name
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list

@@ -1,7 +1,5 @@
 """Collectives on numbers, arrays, tensors and variables; see ``horovod._keras.values``."""
 
-from __future__ import annotations
-
 import keras
 
 from horovod._keras.public import of_name

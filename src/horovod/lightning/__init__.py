@@ -3,8 +3,6 @@
 Importing this module also registers the name ``"horovod"``, so that ``Trainer(strategy="horovod")`` works.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

@@ -1,7 +1,5 @@
 """Horovod's API for numpy arrays: ``import horovod.numpy as hvd``."""
 
-from __future__ import annotations
-
 from horovod.bindings import common_names
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list

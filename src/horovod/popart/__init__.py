@@ -4,8 +4,6 @@ It uses the methods of PopART's sessions, and imports neither PopART nor a frame
 ``popart``, the vendor's or the software one (khorovod-ipu).
 """
 
-from __future__ import annotations
-
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.objects import allgather_object, broadcast_object

@@ -1,7 +1,5 @@
 """Ranks on a Ray cluster: ``RayExecutor`` and ``ElasticRayExecutor``; ``horovod.ray.train`` for Ray Train."""
 
-from __future__ import annotations
-
 from horovod.bindings.misuse import not_installed
 
 try:

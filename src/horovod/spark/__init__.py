@@ -1,7 +1,5 @@
 """Horovod on Apache Spark: ranks in the tasks of a Spark application; loads PySpark when it is used."""
 
-from __future__ import annotations
-
 from horovod.spark.elastic import run_elastic
 from horovod.spark.runner import run
 

@@ -1,7 +1,5 @@
 """The only ``Collectives`` of TensorFlow in this process; every module of ``horovod.tensorflow`` uses it."""
 
-from __future__ import annotations
-
 from horovod.bindings.collectives import Collectives
 from horovod.tensorflow.adapter import TensorFlowAdapter
 from horovod.tensorflow.unsafe import let_idle_threads_sleep

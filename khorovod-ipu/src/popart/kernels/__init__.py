@@ -1,7 +1,5 @@
 """The operators, computed in torch, which differentiates them. ``find`` gives the kernel of an operator."""
 
-from __future__ import annotations
-
 from popart.kernels import (
     elementwise,
     graphcore,

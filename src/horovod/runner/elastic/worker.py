@@ -1,7 +1,5 @@
 """Old import path of notifications about changed hosts."""
 
-from __future__ import annotations
-
 from horovod.bindings.elastic.notifications import HostUpdateResult, WorkerNotificationManager
 
 __all__ = ["HostUpdateResult", "WorkerNotificationManager"]

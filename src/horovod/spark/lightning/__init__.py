@@ -1,7 +1,5 @@
 """Train LightningModules on Spark's DataFrames: ``TorchEstimator`` and ``TorchModel``."""
 
-from __future__ import annotations
-
 from horovod.spark.lightning.estimator import TorchEstimator, TorchModel
 
 __all__ = ["TorchEstimator", "TorchModel"]

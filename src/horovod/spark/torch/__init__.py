@@ -1,7 +1,5 @@
 """Train PyTorch models on Spark's DataFrames: ``TorchEstimator`` and ``TorchModel``."""
 
-from __future__ import annotations
-
 from horovod.spark.torch.estimator import TorchEstimator, TorchModel
 
 __all__ = ["TorchEstimator", "TorchModel"]

@@ -8,8 +8,6 @@
 All other code comes from ``horovod.keras``. This module re-exports the names that training scripts use.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from horovod._keras.on_tensorflow import backend

@@ -1,7 +1,5 @@
 """Elastic training with PyTorch: ``import horovod.torch as hvd``, then ``hvd.elastic.run``; see docs/elastic.md."""
 
-from __future__ import annotations
-
 from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.run import run
