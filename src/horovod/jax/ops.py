@@ -228,35 +228,21 @@ def _rebuild(tree_call: TreeCall, results: Sequence[Any], contexts: Sequence[Any
     return tree_call.leaves.rebuild(decompress(tree_call.compression, results, contexts))
 
 
+@explained_like(comm.poll)
 def poll(handle: int) -> bool:
-    """Return whether an operation is done, so that ``synchronize`` will not block.
-
-    Args:
-        handle: handle of an ``_async`` call that was not synchronized yet.
-
-    Raises:
-        ValueError: the handle is unknown or was synchronized already.
-    """
+    """Return whether an operation is done, so that ``synchronize`` will not block."""
     found = find_open(_started, handle)
     if found is None:
         raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
     return all(comm.poll(inner) for inner in found[1].handles)
 
 
+@explained_like(comm.synchronize)
 def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result.
 
-    Args:
-        handle: handle of an ``_async`` call; an unknown handle returns None immediately, as in Horovod.
-
     Returns:
         An array or pytree like the input; for an alltoall also the number of rows from each rank.
-
-    Raises:
-        ValueError: ``handle`` is no handle, such as a list of them.
-        HorovodInternalError: the operation failed.
-
-    Blocks until all ranks called.
     """
     if find_open(_started, handle) is None or (found := _started.pop(handle, None)) is None:
         return None

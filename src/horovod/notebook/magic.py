@@ -6,14 +6,17 @@ import sys
 import traceback
 from typing import Any
 
+from horovod.bindings.docstrings import explained_like
 from horovod.errors import CellError, LaunchError
 from horovod.launch.assemble import choose_hosts, interface_names
+from horovod.launch.run import run
 from horovod.launch.ssh import Access
 from horovod.notebook.session import Session
 
 __all__ = ["interactive"]
 
 
+@explained_like(run, np="number of ranks.")
 def interactive(
     np: int,
     hosts: str | None = None,
@@ -27,16 +30,6 @@ def interactive(
     """Start ranks that live between the cells of a notebook, and the cell magic ``%%hvd``, which runs a cell on them.
 
     An earlier session is ended. The ranks end with this process, even if it crashes.
-
-    Args:
-        np: number of ranks.
-        hosts: hosts and slots, such as ``a:2,b:2``; as for ``horovod.run``.
-        hostfile: path of a file with lines ``host slots=n``.
-        start_timeout: seconds for the checks of other hosts, and for ``init()`` to wait for other ranks; default 600.
-        ssh_port: port of sshd on other hosts.
-        ssh_identity_file: private key for ssh.
-        network_interfaces: interfaces present on all hosts, a list of names or ``"a,b"``; ranks communicate over them.
-        executable: Python interpreter of the ranks, on all hosts; the caller's when omitted.
 
     Returns:
         The session, with ``push`` and ``pull`` for variables, ``restart`` and ``close``.

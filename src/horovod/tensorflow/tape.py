@@ -67,16 +67,11 @@ class _Distributed:
         found = {key_of(source): grad for source, grad in (*local, *shared)}
         return tf.nest.map_structure(lambda source: found[key_of(source)], sources)
 
+    @explained_like(gradient)
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """Compute gradients, and return local and reduced ones separately.
-
-        Args:
-            target: values to differentiate.
-            sources: variables and tensors to differentiate by; same order on all ranks.
-            output_gradients: gradient of each element of the target.
-            use_generic_names: accepted and ignored: names always follow from the order of the sources.
 
         Returns:
             Pairs of source and gradient: those of local sources, and those of the other sources.
