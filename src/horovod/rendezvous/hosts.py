@@ -206,7 +206,8 @@ class _Leader:
             control = listen(hub, self._own)
         key = purpose_key(service_secret(world), SERVICE)
         service, where = connect_first(self._context, key, lambda: endpoints_of(world), self._patience, self._nobody())
-        addresses = list(dict.fromkeys(a for a in (leading_address(where), *self._own) if a))
+        leading = leading_address(where).partition("%")[0]  # without a name that only this host knows
+        addresses = list(dict.fromkeys(a for a in (leading, *self._own) if a))
         entry = self._entry if self._entry.addresses else msgspec.structs.replace(self._entry, addresses=addresses)
         members = world.meeting.members
         join = Join(self._generation, world.size, self._nonce, entry, control, world.meeting.run, members)

@@ -54,18 +54,18 @@ def endpoint(address: str, port: int | str) -> str:
 
 
 def leading_address(where: str) -> str:
-    """Return the address of this host that leads to an endpoint; empty when none does."""
+    """Return the address of this host from which packets to an endpoint leave; empty when none do."""
     host, _, port = where.removeprefix("tcp://").rpartition(":")
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)  # sends nothing
-            address: str = probe.getsockname()[0]
-            return str(ipaddress.ip_address(address.partition("%")[0]))
+        for family, kind, protocol, _, target in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as probe:
+                if probe.connect_ex(target) == 0:  # sends nothing
+                    address: str = probe.getsockname()[0]
+                    return address
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return ""
+    return ""
 
 
 def machine_name() -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make_transport", "preload"]
 
-_REACHED = "address-of-rank-0"
+_LOOPBACK, _REACHED = "127.0.0.1", "address-of-rank-0"
 #: Module of each engine; imported only where the engine is used, because engines take a while to load.
 _MODULES = {"mpi": "mpi", "gloo": "torch_dist"}
 
@@ -124,7 +124,9 @@ def _groups(
     listener = module.listen(settings.gloo_iface) if is_certain else None
     store = open_store()
     if listener is None:
-        address = _address(topology, store, module.address_towards, watch, settings.start_timeout_s)
+        from horovod.rendezvous.interfaces import leading_address  # takes a while to load
+
+        address = _address(topology, store, leading_address, watch, settings.start_timeout_s)
         listener = module.listen(address=address)
     groups = module.TorchGroups(topology.rank, store, watch, settings.gloo_timeout_s, listener)
     return groups
@@ -140,8 +142,10 @@ def _address(topology: Topology, store: JobStore, towards: Callable[[str], str],
         PeerLostError: that rank is lost.
         TimeoutError: that rank has published nothing.
     """
-    own = towards(store.endpoint)
-    if len(topology.hosts) == 1 or not store.endpoint.startswith("tcp:"):
+    if not store.endpoint.startswith("tcp:"):
+        return _LOOPBACK
+    own = towards(store.endpoint) or _LOOPBACK
+    if len(topology.hosts) == 1:
         return own
     parts = urlsplit(store.endpoint)
     if topology.rank == topology.hosts[1][0]:
@@ -153,7 +157,8 @@ def _address(topology: Topology, store: JobStore, towards: Callable[[str], str],
         return reached
     if (":" in reached) == (":" in own):
         return own
-    return towards(f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}")
+    where = f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}"
+    return towards(where) or _LOOPBACK
 
 
 def _said_by(rank: int, store: JobStore, watch: Watch, limit_s: float) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ from horovod.transports.socket_filter import SocketFilter
 if TYPE_CHECKING:
     from horovod.rendezvous.client import JobStore
 
-__all__ = ["TorchGroups", "address_towards", "listen"]
+__all__ = ["TorchGroups", "listen"]
 
 #: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
 _THREADS = 3
@@ -282,19 +280,3 @@ def _record_nothing() -> None:
             use(False, False)
         finally:
             del os.environ[_RECORDER[0]]
-
-
-def address_towards(endpoint: str) -> str:
-    """Return this host's address from which packets to ``endpoint`` leave; loopback if it is not on a network."""
-    parts = urlsplit(endpoint)
-    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-        return _LOOPBACK
-    for family, kind, protocol, _, where in socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.connect(where)  # of a datagram socket: nothing is sent
-            except OSError:
-                continue
-            found: str = probe.getsockname()[0]
-            return found
-    return _LOOPBACK
