@@ -93,6 +93,18 @@ def test_the_others_get_another_generation_when_one_does_not_join() -> None:
     assert ranks(members.handle(Ended(A1, KILLED))) == [A0]
 
 
+def test_ranks_that_cannot_meet_are_refused_and_not_killed() -> None:
+    """So they can write their state: nobody knows which of them cannot reach the others."""
+    members = started(dataclasses.replace(ELASTIC, cool_down_s=None), a=2, b=2)
+    for slot in (A0, A1, B0, B1):
+        members.handle(Ready(slot, 5))
+    decisions = members.handle(Tick(600))
+    assert kinds(decisions) == [Refuse] * 4 + [Finish]
+    assert decisions[-1] == Finish(
+        "the 4 ranks did not meet within 600 s (HOROVOD_ELASTIC_TIMEOUT); can all hosts connect to each other?"
+    )
+
+
 def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     members = Membership(Policy(2, minimum=2, timeout_s=5, start_timeout_s=60))
     members.handle(Discovered({"a": 2}))

@@ -324,12 +324,14 @@ class Membership:
         return self._policy.timeout_s, "HOROVOD_ELASTIC_TIMEOUT"
 
     def _time_out(self) -> None:
-        limit_s, setting = self._limit()
-        limit = f"within {limit_s:g} s ({setting})"
+        limit = "within {:g} s ({})".format(*self._limit())
         late = self._in(Phase.ASSIGNED) or self._in(Phase.JOINED)
         count = sum(map(self._is_admitted, self._in(Phase.WAITING))) + len(late)
         if count < self._policy.minimum and not self._are_dying():
             self._end(f"only {count} of at least {self._policy.minimum} ranks were there {limit}")
+        elif 1 < len(self._ranks) == len(self._phases[Phase.ASSIGNED]):
+            # Each of them may be the one that the others wait for. Killed ranks could not write their state.
+            self._end(f"the {len(late)} ranks did not meet {limit}; can all hosts connect to each other?")
         elif late:
             for process in late:
                 self._dissolve(process)
@@ -339,16 +341,13 @@ class Membership:
         elif not self._are_dying():
             self._assign()
 
-    def _refuse(self, why: str) -> None:
-        """Refuse all processes that wait in ``init()``."""
+    def _end(self, why: str) -> None:
+        """End the job: refuse all processes that wait in ``init()``."""
         waiting = self._in(Phase.WAITING, Phase.ASSIGNED)
         waiting += self._in(Phase.JOINED) if not self._has_begun else []
         for process in waiting:
             self._set(process, Phase.OUTSIDE)
-            self._decisions.append(Refuse(process.slot, why))
-
-    def _end(self, why: str) -> None:
-        self._refuse(why or "the job has ended")
+            self._decisions.append(Refuse(process.slot, why or "the job has ended"))
         self._finish = Finish(why)
         self._decisions.append(self._finish)
 
