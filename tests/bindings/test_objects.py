@@ -101,6 +101,22 @@ def test_an_object_that_a_rank_cannot_load_is_an_error_that_names_both_ranks() -
     assert failed[2] == "[0, 1]"
 
 
+@on_ranks(2)
+def test_a_function_from_another_version_of_python_is_an_error() -> None:
+    """Running its bytecode would crash."""
+    rank, text = hvd.rank(), ""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(sys.implementation, "cache_tag", "cpython-399")
+        try:
+            hvd.broadcast_object((lambda: 1) if rank == 0 else None)
+        except RequestError as error:
+            text = str(error)
+    refused = "rank 1 cannot unpickle the object of rank 0: LaunchError: the function was sent from Python"
+    assert text.startswith(refused) if rank == 1 else not text
+    assert hvd.allgather_object(rank) == [0, 1]  # the ranks are in step still
+
+
 def test_objects_need_no_framework() -> None:
     code = "import horovod.numpy as h, sys; h.init(); h.broadcast_object(1); h.allgather_object(1); h.shutdown()"
     check = "assert not {'torch', 'tensorflow', 'jax'} & set(sys.modules)"

@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from horovod.common import util
-from horovod.launch.task import pickled
+from horovod.pickling import pickled
 
 _context = multiprocessing.get_context("forkserver")
 _numbers = itertools.count()

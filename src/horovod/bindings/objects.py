@@ -10,13 +10,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.pickling import pickled
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -101,7 +101,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
     try:
-        return cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
+        return pickled(obj), None
     except Exception as error:
         return pickle.dumps(_Unpicklable(_comm.rank(), error)), error
 

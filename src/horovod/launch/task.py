@@ -6,26 +6,21 @@ disk, nothing listens, and no data that a stranger could have written is unpickl
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
-import platform
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import cloudpickle
 
-from horovod.errors import LaunchError
 from horovod.files import read_all
 from horovod.launch.plan import FDS_VARIABLE
+from horovod.pickling import pickled
 from horovod.tracebacks import shorten
 
-__all__ = ["Failure", "Result", "main", "pack_call", "pickled", "unpack_result"]
+__all__ = ["Failure", "Result", "main", "pack_call", "unpack_result"]
 
 
 @dataclass(frozen=True)
@@ -49,36 +44,6 @@ def pack_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], paths: l
     is a line of JSON with ``paths``, then the pickled call.
     """
     return json.dumps(paths).encode() + b"\n" + pickled((func, args, kwargs))
-
-
-def pickled(value: Any) -> bytes:
-    """Pickle a value, with the functions and classes of a script or notebook in it."""
-    data = io.BytesIO()
-    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
-    return data.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Keeps the file of a function, so that errors name the user's line; cloudpickle drops it since 3.1.3. A Python of
-    another version refuses the function.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, CodeType):
-            return super().reducer_override(obj)
-        make, given = self.dispatch_table[CodeType](obj)
-        return _code_of_file, (obj.co_filename, make, given, platform.python_version(), sys.implementation.cache_tag)
-
-
-def _code_of_file(
-    file: str, make: Callable[..., CodeType], given: tuple[Any, ...], version: str, cache_tag: str
-) -> CodeType:
-    if cache_tag != sys.implementation.cache_tag:  # its bytecode would crash, or do something else
-        raise LaunchError(
-            f"the function was sent from Python {version}, and {platform.node()} has {platform.python_version()} at "
-            f"{sys.executable}, which cannot run its bytecode: install the same version of Python on all hosts"
-        )
-    return make(*given).replace(co_filename=file)
 
 
 def unpack_result(data: bytes) -> Result | Failure | None:

@@ -23,11 +23,11 @@ from horovod.launch.assemble import assemble, interface_settings
 from horovod.launch.plan import Display, LaunchRequest
 from horovod.launch.signals import handled
 from horovod.launch.ssh import Access
-from horovod.launch.task import pickled
 from horovod.notebook import messages
 from horovod.notebook.messages import Done, Hello, LeaveRanks, Meet, Push, RunCell, Stop
 from horovod.notebook.ranks import GatheredOutput, SupervisedRanks
 from horovod.phrases import list_ranks
+from horovod.pickling import pickled
 from horovod.rendezvous import curve
 from horovod.rendezvous.interfaces import own_addresses
 from horovod.rendezvous.keys import purpose_key
