@@ -18,6 +18,9 @@ class _Later:
         return importlib.import_module, (self._name,)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            # pytest looks at every name of a test's module for marks and fixtures; that must not load a framework.
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
