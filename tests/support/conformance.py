@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -88,12 +89,18 @@ def _compiled(function: Any, op: Any) -> Any:
 
 def _values(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
     """Small integers, exact in every dtype and under every reduction used here."""
+    # Copied, because a library may write into what it gets, which every operation gets again.
+    return _computed(rank, shape, dtype).copy()
+
+
+@functools.lru_cache(64)
+def _computed(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
     count = int(np.prod(shape, dtype=np.int64))
     base = (np.arange(count, dtype=np.int64) * 7 + rank * 3) % 5
     if dtype == "bool":
         base = (np.arange(count) + rank) % 3 == 0
-    elif dtype not in ("uint8",):
-        base = base - 2 + 0 * rank
+    elif dtype != "uint8":
+        base = base - 2
     return base.reshape(shape)
 
 
@@ -115,7 +122,7 @@ def _tolerance(dtype: str, op: str) -> float:
 
 def _check(got: Any, want: Any, tolerance: float, what: str) -> None:
     assert got.shape == np.shape(want), f"{what}: shape {got.shape}, expected {np.shape(want)}"
-    if got.dtype == bool:
+    if tolerance == 0.0:
         np.testing.assert_array_equal(got, want, err_msg=what)
     else:
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=what)
