@@ -59,7 +59,8 @@ class _Server:
 _TENSORFLOW = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "TF_CPP_MIN_LOG_LEVEL": "3"}
 #: By framework; a test names the one that its ranks need.
 _servers = {
-    "torch": _Server(["torch", "horovod.torch.adapter"]),
+    # The first optimizer of a process loads ``torch._dynamo``, for which a rank would need a second.
+    "torch": _Server(["torch", "torch._dynamo", "horovod.torch.adapter"]),
     "tensorflow": _Server(["tensorflow", "horovod.tensorflow"], _TENSORFLOW),
     "jax": _Server(["jax", "optax", "horovod.jax"], {"NPROC": "1"}),  # XLA's threads
     "popart": _Server(["torch", "popart", "horovod.popart"]),
