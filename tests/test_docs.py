@@ -104,7 +104,7 @@ def test_the_site_leads_to_every_page() -> None:
 
 @pytest.mark.slow
 def test_the_tables_of_the_migrating_page_are_those_of_the_code(tmp_path: Path) -> None:
-    code, output = run(["python", str(ROOT / "scripts" / "migrating.py"), "--check"], tmp_path)
+    code, output = run_script(ROOT / "scripts" / "migrating.py", 1, tmp_path, f"keras-{_KERAS}", ["--check"])
     assert code == 0, f"run `python scripts/migrating.py`: {output[-500:]}"
 
 

@@ -83,9 +83,10 @@ def test_digits_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     assert re.findall(r"epoch (\d)/3", train(3)) == ["3"]
 
 
-def test_minimal_trains_the_same_on_two_processes_as_without_a_launcher() -> None:
+def test_minimal_trains_the_same_on_two_processes_as_without_a_launcher(tmp_path: Path) -> None:
+    """``tests/test_docs.py`` starts it by horovodrun, as the README does."""
     one = run("python examples/torch_minimal.py", ROOT, **ONE_THREAD)
-    two = run("horovodrun -np 2 python examples/torch_minimal.py", ROOT, **ONE_THREAD)
+    two = run_script(ROOT / "examples" / "torch_minimal.py", 2, tmp_path, "torch")
     assert (one[0], two[0]) == (0, 0), one[1] + two[1]
     (alone,), both = accuracy(one[1]), accuracy(two[1])
     assert len(both) == 2

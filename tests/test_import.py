@@ -63,20 +63,23 @@ def test_the_jax_binding_loads_jax_only() -> None:
     assert loaded_by("horovod.jax", beyond="jax") & FRAMEWORKS == {"jax"}
 
 
-def test_the_tensorflow_binding_loads_tensorflow_and_nothing_that_tensorflow_does_not() -> None:
-    first, second = loaded_in_turn("tensorflow", "horovod.tensorflow")
-    assert "tensorflow" in first == second
-
-
 def test_the_torch_binding_loads_torch_only() -> None:
     assert loaded_by("horovod.torch") & FRAMEWORKS == {"torch"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_keras_binding_loads_keras_and_what_its_backend_loads(backend: str) -> None:
     first, second = loaded_in_turn("keras", "horovod.keras", KERAS_BACKEND=backend)
     assert "keras" in first == second
+
+
+@pytest.mark.slow
+def test_the_bindings_of_tensorflow_and_of_keras_on_it_load_nothing_that_those_do_not() -> None:
+    names = ("tensorflow", "horovod.tensorflow", "keras", "horovod.keras")
+    tensorflow, ours, keras, ours_of_keras = loaded_in_turn(*names, KERAS_BACKEND="tensorflow")
+    assert "tensorflow" in tensorflow == ours
+    assert "keras" in keras == ours_of_keras
 
 
 MISSING = """

@@ -359,10 +359,15 @@ def _exports(folder: str) -> float:
     return float(model.weight)
 
 
+def _loaded(folder: str) -> float:
+    return float(tf.saved_model.load(folder)(tf.constant([4.0]))[0])
+
+
 def test_a_trained_model_is_exported_without_horovod(tmp_path: Any) -> None:
     from commands import run
 
     assert run_ranks(2, _exports, str(tmp_path / "model"), framework="tensorflow") == [0.5, 0.5]
+    assert run_ranks(1, _loaded, str(tmp_path / "model-with-training"), framework="tensorflow") == [2.0]
     program = (
         "import sys, tensorflow as tf; model = tf.saved_model.load('model'); "
         "print('found', float(model(tf.constant([4.0]))[0]), 'horovod' in sys.modules)"
@@ -370,7 +375,3 @@ def test_a_trained_model_is_exported_without_horovod(tmp_path: Any) -> None:
     code, output = run(["python", "-c", program], cwd=tmp_path)
     assert code == 0, output
     assert "found 2.0 False" in output
-    program = program.replace("'model'", "'model-with-training'")
-    code, output = run(["python", "-c", f"import horovod.tensorflow; {program}"], cwd=tmp_path)
-    assert code == 0, output
-    assert "found 2.0 True" in output
