@@ -63,7 +63,7 @@ _servers = {
     "torch": _Server(["torch", "torch._dynamo", "horovod.torch.adapter"]),
     "tensorflow": _Server(["tensorflow", "horovod.tensorflow"], _TENSORFLOW),
     "jax": _Server(["jax", "optax", "horovod.jax"], {"NPROC": "1"}),  # XLA's threads
-    "popart": _Server(["torch", "popart", "horovod.popart"]),
+    "popart": _Server(["torch", "torch._dynamo", "popart", "horovod.popart"]),
     # Keras loads TensorFlow where it is installed, as soon as it meets data, whatever its backend.
     **{
         f"keras-{backend}": _Server(["tensorflow", "keras", "horovod.keras"], {**_TENSORFLOW, **env})
