@@ -49,6 +49,7 @@ def run(
 
     Blocks until all ranks have returned.
     """
+    import dask.base
     import distributed
 
     client = distributed.get_client() if client is None else client
@@ -64,10 +65,12 @@ def run(
     job = WorkerJob([_host(worker) for worker in workers])
     futures: list[Any] = []
     try:
-        for rank, (worker, own) in enumerate(zip(workers, job.variables, strict=True)):
-            call, key = (_rank, own, func, tuple(args), dict(kwargs or {})), f"horovod-{own[JOB_ID]}-{rank}"
-            futures.append(client.submit(*call, workers=[worker], pure=False, retries=0, key=key))
-        _wait(client, futures, workers, job)
+        with dask.base.annotate(retries=0):  # an annotation of the caller would win over an argument that is 0
+            for rank, (worker, own) in enumerate(zip(workers, job.variables, strict=True)):
+                call, key = (_rank, own, func, tuple(args), dict(kwargs or {})), f"horovod-{own[JOB_ID]}-{rank}"
+                futures.append(client.submit(*call, workers=[worker], pure=False, key=key))
+        with client.as_current():  # distributed.wait() asks the current client, which may be another one, and closed
+            _wait(client, futures, workers, job)
         found: list[Any] = client.gather(futures)
         return found
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+dask = pytest.importorskip("dask", reason="needs: pip install khorovod[dask]")
 distributed = pytest.importorskip("distributed", reason="needs: pip install khorovod[dask]")
 # A thread of Dask's that never ends must begin before a test does, which looks for threads that it has left.
 distributed.utils._offload_executor.submit(int).result()
@@ -57,6 +58,18 @@ def _train_for_ever(begun: str) -> None:
         hvd.allreduce(np.ones(3))
 
 
+def _train_until(begun: str, over: str) -> int:
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    Path(begun).touch()
+    while not hvd.allreduce(np.array(float(Path(over).exists())), op=hvd.Max):
+        pass
+    return hvd.rank()
+
+
 def test_an_interrupt_ends_the_ranks(client: Any, tmp_path: Path) -> None:
     from horovod.dask import run
 
@@ -87,6 +100,18 @@ def test_a_client_that_closes_or_restarts_the_cluster_ends_the_ranks(client: Any
             running.result(300)
         client.wait_for_workers(3)
         assert len(run(_train, (1.0,), client=client)) == 3
+
+
+def test_another_client_of_this_process_may_close_meanwhile(client: Any, tmp_path: Path) -> None:
+    from horovod.dask import run
+
+    with distributed.Client(client.cluster.scheduler_address) as other, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, _train_until, (str(tmp_path / "begun"), str(tmp_path / "over")), client=client)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        other.close()  # the current one of all threads until now
+        (tmp_path / "over").touch()
+        assert running.result(300) == [0, 1, 2]
 
 
 def test_ranks_run_in_the_workers_and_again(client: Any) -> None:
@@ -129,8 +154,9 @@ def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(clien
     from horovod.dask import run
     from horovod.errors import LaunchError
 
-    with pytest.raises(ValueError, match="rank 1 has no data"):
-        run(_train, (1.0,), {"fails": 1}, client=client)
+    for retries in (0, 3):
+        with pytest.raises(ValueError, match="rank 1 has no data"), dask.annotate(retries=retries):
+            run(_train, (1.0,), {"fails": 1}, client=client)
     with pytest.raises(Exception, match="rank 2"):
         run(_train, (1.0,), {"dies": 2}, client=client)
     with pytest.raises(Exception, match=r"rank 1 .* has left the job: its function has returned, while rank \d waited"):
