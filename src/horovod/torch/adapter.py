@@ -55,8 +55,10 @@ class TorchAdapter(Adapter):
     def target(self, tensor: Any) -> torch.Tensor | None:
         """Return ``buffer(tensor)``; refuse an expanded tensor, because its elements share memory."""
         buffer = self.buffer(tensor)
-        if buffer is None and any(
-            step == 0 and dim > 1 for step, dim in zip(tensor.stride(), tensor.shape, strict=True)
+        if (
+            buffer is None
+            and tensor.numel()
+            and any(step == 0 and dim > 1 for step, dim in zip(tensor.stride(), tensor.shape, strict=True))
         ):
             raise ValueError(
                 "an expanded tensor cannot be the target of an operation in place: several of its elements share "
