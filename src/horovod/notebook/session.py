@@ -42,6 +42,7 @@ _OUTPUT_S, _STOP_S, _LOOK_MS = 5.0, 5.0, 100
 #: Milliseconds until more output is shown: a kernel sends each part as a message, and drops some of too many.
 _GATHER_MS = 20
 _MOST_SHOWN = 64 << 20
+_GO_ON = "Start new ranks, whose variables are empty: session.restart(), or horovod.interactive() as before"
 _Reply = dict[int, Done]
 
 
@@ -233,7 +234,7 @@ class Session:
             raise CellError("the ranks are still busy with another call, of another thread")
         try:
             if self._end is not None:
-                raise CellError(self._how_to_go_on(self._end))
+                raise CellError(f"{self._end}\n{_GO_ON}")
             self._interrupts = 0
             with handled((signal.SIGINT,), self._interrupt):
                 replies, left = self._gather_after(make, 0)  # an interrupt may come while it is sent
@@ -325,11 +326,7 @@ class Session:
         self._output.show()
         self._end = f"the ranks have ended:\n{why}"
         self._release()
-        return CellError(self._how_to_go_on(self._end))
-
-    def _how_to_go_on(self, end: str) -> str:
-        start = f"horovod.interactive(np={self.size}), or session.restart()"
-        return f"{end}\nStart new ranks, whose variables are empty: {start}"
+        return CellError(f"{self._end}\n{_GO_ON}")
 
     def _values(self, replies: _Reply, is_shown: bool = False) -> list[Any]:
         values: list[Any] = []
