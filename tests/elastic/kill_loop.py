@@ -107,6 +107,7 @@ class _Chaos:
             self._thaw.append((time.monotonic() + self._rng.random(), pid))
             return False
         self._killed.add(pid)
+        self._thaw = [(at_s, other) for at_s, other in self._thaw if other != pid]
         if how < 0.13 and pid in self._members:  # nobody tells it to go on: it is fenced
             self._signal(pid, signal.SIGSTOP)
         else:
