@@ -164,9 +164,9 @@ def _info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 def _fuse(nodes: list[GraphNode]) -> list[GraphNode]:
     """Fuse a softmax with the loss after it for differentiation, like PopART's patterns; values are unchanged."""
-    softmax = {node.outputs[0]: node.inputs[0] for node in nodes if (node.domain, node.op) == ("", "Softmax")}
+    softmax = {node.outputs[0]: node for node in nodes if (node.domain, node.op) == ("", "Softmax")}
     return [
-        replace(node, logits=softmax[node.inputs[0]])
+        replace(node, logits=softmax[node.inputs[0]].inputs[0], axis=softmax[node.inputs[0]].attributes.get("axis", 1))
         if node.op == "Nll" and node.inputs[0] in softmax and not node.attributes.get("inputIsLogProbability")
         else node
         for node in nodes

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels import GraphNode, GraphRun, find
+from popart.kernels import FIXED, GraphNode, GraphRun, find
 from popart.tensors import Array, TensorInfo, from_torch
 
 __all__ = ["Shapes"]
@@ -60,6 +60,11 @@ class Shapes:
         run, values = self._run, self._run.values
         inputs = [values[name] if name else None for name in node.inputs]
         operator = find(node.domain, node.op)
+        for name, value in node.attributes.items():
+            if value not in FIXED.get(f"{node.op}.{name}", (value,)):
+                raise popart_exception(
+                    f"{node.op} {node.name!r}: the software device does not imitate {name}={value!r}"
+                )
         free = [place for place, value in enumerate(inputs) if place not in operator.reads and value is not None]
         if any(inputs[place].is_meta for place in free):  # type: ignore[union-attr]
             for place in free:

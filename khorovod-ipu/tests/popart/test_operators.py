@@ -96,6 +96,8 @@ CASES: dict[str, tuple[Build, list[Any]]] = {
     "scatternd": (lambda o, i: o.scatternd(i), [floats(4, 2), ints(1, 3).reshape(2, 1), floats(2, 2)]),
     "reversesequence": (lambda o, i: o.reversesequence(i), [floats(4, 3, 2), ints(4, 1, 3)]),
     "reversesequence by batch": (lambda o, i: o.reversesequence(i, batch_axis=0, time_axis=1), [X, ints(3, 2)]),
+    "depthtospace": (lambda o, i: o.depthtospace(i, 2), [floats(2, 8, 3, 2)]),
+    "scrambled depthtospace": (lambda o, i: o.depthtospace(i, 2, mode="CRD"), [floats(2, 8, 3, 2)]),
     "spacetodepth": (lambda o, i: o.spacetodepth(i, 2), [floats(2, 3, 4, 6)]),
     "eyelike": (lambda o, i: o.eyelike(i, dtype=1, k=1), [floats(3, 4)]),
     "isinf": (lambda o, i: o.isinf(i, detect_negative=0), [np.float32([1, np.inf, -np.inf])]),
@@ -109,7 +111,7 @@ CASES: dict[str, tuple[Build, list[Any]]] = {
     "rnn": (lambda o, i: o.rnn(i, 2, hidden_size=4)[0], [floats(5, 2, 3), floats(1, 4, 3), floats(1, 4, 4)]),
     "constantofshape": (lambda o, i: o.add([i[0], o.constantofshape([o.shape(i)], np.float32([2]))]), [X]),
 }  # fmt: skip
-NEWER = ("cumsum", "gatherelements", "gathernd", "scatternd", "range")
+NEWER = ("cumsum", "scrambled", "gatherelements", "gathernd", "scatternd", "range")
 
 
 def compute(build: Build, arrays: list[Any]) -> tuple[Any, bytes, str]:
@@ -188,6 +190,50 @@ def test_a_softmax_before_the_likelihood_is_differentiated_with_it() -> None:
     other = 1 / (1 + np.e)
     np.testing.assert_allclose(gradient, [[1, -1], [other, -other]], rtol=1e-5, atol=1e-7)
     assert loss == pytest.approx(-np.log(1e-7) - np.log(1 - other), rel=1e-5)
+
+
+def test_a_softmax_over_other_axes_than_the_labels_classes_has_a_gradient_of_its_own() -> None:
+    start, upstream = floats(2, 2, 3), np.zeros((2, 6), np.float32)
+    loss, gradient = gradient_of(
+        lambda b, w: b.aiGraphcore.nllloss(
+            [b.aiOnnx.softmax([w]), b.aiOnnx.constant(np.int32([[0, 2], [1, 0]]))], popart.ReductionType.Sum
+        ),
+        start,
+    )
+    rows = np.exp(start.reshape(2, 6))
+    rows /= rows.sum(1, keepdims=True)
+    for row, place in ((0, 0), (0, 5), (1, 1), (1, 3)):
+        upstream[row, place] = -1 / rows[row, place]
+    assert loss == pytest.approx(-np.log(rows[upstream != 0]).sum(), rel=1e-5)
+    expected = rows * (upstream - (rows * upstream).sum(1, keepdims=True))
+    np.testing.assert_allclose(gradient.reshape(2, 6), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_that_are_no_weights_are_not_kept() -> None:
+    def build(builder: Any, weight: str) -> str:
+        rest = [builder.aiOnnx.constant(np.full(3, value, np.float32)) for value in (2, 0, 0, 1)]
+        normal, *_ = builder.aiOnnx.batchnormalization([weight, *rest], 5)
+        return str(builder.aiGraphcore.identityloss([builder.aiOnnx.mul([normal, normal])], popart.ReductionType.Sum))
+
+    loss, _ = gradient_of(build, floats(4, 3))
+    assert loss == pytest.approx(2 * 2 * 4 * 3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("build", "shapes", "named"),
+    [
+        (lambda b, i: b.aiOnnxOpset6.add(i, axis=1, broadcast=1), [(2, 3, 3), (3,)], "Add .* imitate axis=1"),
+        (lambda b, i: b.aiOnnxOpset7.batchnormalization(i, 1, spatial=0), [(2, 3), *[(3,)] * 4], "spatial=0"),
+        (lambda b, i: b.aiOnnx.convtranspose(i, output_shape=[8, 8], strides=[2, 2]), [(1, 2, 4, 4), (2, 3, 3, 3)],
+         r"output_shape=\[8, 8\]"),
+        (lambda b, i: b.aiOnnx.convtranspose(i, auto_pad="SAME_UPPER"), [(1, 2, 4, 4), (2, 3, 3, 3)], "'SAME_UPPER'"),
+    ],
+)  # fmt: skip
+def test_attributes_that_would_change_the_result_are_refused(build: Any, shapes: Any, named: str) -> None:
+    builder = popart.Builder()
+    names = [builder.addInputTensor("FLOAT", list(shape)) for shape in shapes]
+    with pytest.raises(popart.popart_exception, match=named):
+        build(builder, names)
 
 
 def test_logarithms_of_probabilities_ignored_labels_and_the_mean() -> None:

@@ -11,9 +11,9 @@ from popart.kernels import (
     reducing,
     shaping,
 )
-from popart.kernels.registry import GraphNode, GraphRun, Kernel, compute, find, known_operators
+from popart.kernels.registry import FIXED, GraphNode, GraphRun, Kernel, compute, find, known_operators
 
-__all__ = ["GraphNode", "GraphRun", "Kernel", "compute", "find", "known_operators"]
+__all__ = ["FIXED", "GraphNode", "GraphRun", "Kernel", "compute", "find", "known_operators"]
 
 _LOADED = (
     elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, shaping,

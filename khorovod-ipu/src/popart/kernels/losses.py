@@ -82,7 +82,7 @@ def _nllloss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
         raise popart_exception(f"nllloss {node.name!r} received the label {wrong}; there are {classes} classes, from 0")
     if node.attributes.get("inputIsLogProbability"):
         losses = -rows.gather(1, flat.unsqueeze(1)).squeeze(1)
-    elif node.logits in run.values:
+    elif node.logits in run.values and node.axis % probabilities.dim() == probabilities.dim() - 1:
         logits = run.values[node.logits].reshape(-1, classes)
         losses = _apply(_SoftmaxCrossEntropy, logits, rows.detach(), flat)
     else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator, simple
 from popart.tensors import torch_type
@@ -43,6 +44,14 @@ def _random_like(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 def _eye_like(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     rows, columns = inputs[0].shape
     return torch.from_numpy(np.eye(rows, columns, node.attributes.get("k", 0))).to(_dtype(node, inputs[0].dtype))
+
+
+@operator("DepthToSpace")
+def _depth_to_space(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
+    x, block = inputs[0], node.attributes["blocksize"]
+    if node.attributes.get("mode") != "CRD":  # the default has the channel after the position inside the block
+        x = x.unflatten(1, (block**2, -1)).transpose(1, 2).flatten(1, 2)
+    return F.pixel_shuffle(x, block)
 
 
 @operator("SpaceToDepth")

@@ -12,7 +12,7 @@ from khorovod_ipu.names import nearest
 from popart.errors import popart_exception
 
 __all__ = [
-    "GRAPHCORE", "ONNX", "GraphNode", "GraphRun", "Inputs", "Kernel", "Operator", "compute", "find",
+    "FIXED", "GRAPHCORE", "ONNX", "GraphNode", "GraphRun", "Inputs", "Kernel", "Operator", "compute", "find",
     "known_operators", "operator", "plain", "simple",
 ]  # fmt: skip
 
@@ -33,7 +33,8 @@ class GraphNode:
         inputs: ids; empty for an omitted optional input.
         outputs: ids.
         attributes: plain Python values or arrays, by name.
-        logits: id of the input of the softmax before a loss, if both are differentiated as one.
+        logits: id of the input of the softmax before a loss, if both may be differentiated as one.
+        axis: axis of that softmax.
     """
 
     op: str
@@ -43,6 +44,7 @@ class GraphNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     logits: str = ""
+    axis: int = 1
 
     @property
     def uses(self) -> list[str]:
@@ -86,6 +88,11 @@ class Operator:
 
 
 _OPERATORS: dict[tuple[str, str], Operator] = {}
+#: Attributes that change a result, with the values that the kernels imitate, by operator and name.
+FIXED: dict[str, tuple[Any, ...]] = {
+    **{f"{op}.axis": () for op in ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")},
+    "BatchNormalization.spatial": (1,), "ConvTranspose.auto_pad": ("NOTSET", "VALID"), "ConvTranspose.output_shape": (),
+}  # fmt: skip
 
 
 def operator(*names: str, domain: str = ONNX, reads: tuple[int, ...] = ()) -> Callable[[Kernel], Kernel]:

@@ -116,7 +116,6 @@ simple(
         "Flatten": lambda a, x: x.reshape(math.prod(x.shape[: a.get("axis", 1)]) if a.get("axis", 1) else 1, -1),
         "Transpose": lambda a, x: x.permute(a.get("perm") or list(range(x.dim()))[::-1]),
         "Concat": lambda a, *inputs: torch.cat(list(inputs), a["axis"]),
-        "DepthToSpace": lambda a, x: F.pixel_shuffle(x, a["blocksize"]),
         **dict.fromkeys(
             ("Scatter", "ScatterElements"),
             lambda a, x, places, updates: x.scatter(a.get("axis", 0), places.to(torch.int64), updates),
