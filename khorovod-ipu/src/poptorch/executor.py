@@ -294,7 +294,7 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _detached(value: Any) -> Any:
-    return mapped(torch.Tensor.detach, value)
+    return mapped(lambda tensor: tensor.detach().clone(), value)  # weights and buffers change with the next step
 
 
 def _sum(pieces: list[Any]) -> Any:

@@ -21,11 +21,10 @@ _Self = TypeVar("_Self", bound="_Group")
 # Names of methods that are accepted without effect.
 _OPTIONS = (
     "anchorTensor", "appendToLocationExcludes", "autoRoundNumIPUs", "broadcastBuffers", "connectionType",
-    "defaultOutputMode", "disableModuleNamescope", "disableProfiling", "enableExecutableCaching", "enableProfiling",
-    "enableStableNorm", "enableSyntheticData", "loadFromFile", "logCycleCount", "logDir", "maxRepeatLogs", "modelName",
-    "relaxOptimizerAttributesChecks", "setAvailableMemoryProportion", "setExecutionStrategy",
-    "showCompilationProgressBar", "sourceLocationExcludes", "syncPattern", "updatableNamedBuffers", "useIpuId",
-    "useIpuModel", "useOfflineIpuTarget",
+    "disableModuleNamescope", "disableProfiling", "enableExecutableCaching", "enableProfiling", "enableStableNorm",
+    "enableSyntheticData", "logCycleCount", "logDir", "maxRepeatLogs", "modelName", "relaxOptimizerAttributesChecks",
+    "setAvailableMemoryProportion", "setExecutionStrategy", "showCompilationProgressBar", "sourceLocationExcludes",
+    "syncPattern", "updatableNamedBuffers", "useIpuId", "useIpuModel", "useOfflineIpuTarget",
 )  # fmt: skip
 _TRAINING = (
     "setAutomaticLossScaling", "setConvolutionDithering", "setMeanAccumulationAndReplicationReductionStrategy",

@@ -169,3 +169,9 @@ def test_workers_load_and_can_be_ended() -> None:
     loader = poptorch.DataLoader(poptorch.Options(), Rows(6), batch_size=2, num_workers=1)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
     loader.terminate()
+
+
+@pytest.mark.parametrize("name", ["loadFromFile", "defaultOutputMode"])
+def test_options_that_would_change_others_or_tell_about_them_are_not_only_kept(name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        getattr(poptorch.Options(), name)

@@ -102,6 +102,22 @@ def test_the_output_mode_says_which_results_come_back(mode: Any, period: int | N
         torch.testing.assert_close(output, everything.view(8, 2 * ROWS, 2).sum(0))
 
 
+def test_results_stay_what_they_were_when_they_were_computed() -> None:
+    class _Shown(Net):
+        def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> Any:
+            return self.layers[0].weight, super().forward(x, target)[1]
+
+    net = _Shown()
+    at_first = net.layers[0].weight.detach().clone()
+    model = poptorch.trainingModel(
+        net, options(iterations=2).outputMode(poptorch.OutputMode.All), poptorch.optim.SGD(net.parameters(), lr=0.1)
+    )
+    seen, _ = model(*data(2 * ROWS))
+    then = seen.clone()
+    model(*data(2 * ROWS))
+    assert torch.equal(seen[:5], at_first) and not torch.equal(seen[5:], at_first) and torch.equal(seen, then)
+
+
 def test_inference_runs_all_rows_and_leaves_the_model_as_it_was() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(0.5))
     model = poptorch.inferenceModel(net, poptorch.Options().replicationFactor(2).deviceIterations(2))
