@@ -139,7 +139,17 @@ def _program() -> dict[str, Any]:
             return pipelining_ops.pipeline(
                 [first, second], gradient_accumulation_count=3, repeat_count=4, infeed_queue=infeed,
                 outfeed_queue=outfeed, optimizer_function=optimizer, device_mapping=[0, 0],
+                pipeline_schedule=pipelining_ops.PipelineSchedule.Interleaved,
+                recomputation_mode=pipelining_ops.RecomputationMode.RecomputeThenBackpropagate,
             )  # fmt: skip
+
+        for refused in ({"reduction_method": "mean"}, {"accumulate_outfeed": True}, {"outfeed_mask": [False, True]}):
+            with pytest.raises(NotImplementedError, match=f"{next(iter(refused))}=.* is not imitated"):
+                pipelining_ops.pipeline([first, second], 3, infeed_queue=infeed, **refused)
+        with pytest.raises(TypeError, match="has no argument 'gradient_acumulation_count'"):
+            pipelining_ops.pipeline([first, second], gradient_acumulation_count=3)
+        with pytest.raises(NotImplementedError, match="io_batch_size=2 is not imitated"):
+            ipu_outfeed_queue.IPUOutfeedQueue(io_batch_size=2)
 
         with strategy.scope():
             launch = strategy.run(lambda: ipu_compiler.compile(program, []))
@@ -147,7 +157,7 @@ def _program() -> dict[str, Any]:
             lambda: loops.repeat(4, lambda total, x: total + tf.cast(x, tf.float32), [0.0], other), []
         )
         found["one value is not a list"] = loops.repeat(2, lambda total: total + 1.0, [0.0]).shape.rank == 0
-        fed = outfeed.dequeue()
+        fed = outfeed.dequeue(wait_for_completion=True)
 
         def step() -> Any:
             # With a global step, minimize() returns something that is neither a tensor nor an operation.

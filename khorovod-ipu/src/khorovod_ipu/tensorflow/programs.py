@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,11 +12,30 @@ from tensorflow.python.ops import control_flow_util, while_loop
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, _UnreadVariable
 
 from khorovod_ipu.tensorflow.replicas import own_context
+from khorovod_ipu.tensorflow.settings import check_accepted
 
-__all__ = ["OptimizerFunctionOutput", "compiled", "ipu_scope", "pipeline", "repeat"]
+__all__ = [
+    "OptimizerFunctionOutput", "PipelineSchedule", "RecomputationMode", "compiled", "ipu_scope", "pipeline", "repeat",
+]  # fmt: skip
 
 v1 = tf.compat.v1
 DEVICE = "/device:IPU:0"
+#: Values of two arguments of a pipeline that change no result.
+PipelineSchedule = enum.Enum("PipelineSchedule", "Grouped Interleaved Sequential", start=0)
+RecomputationMode = enum.Enum(
+    "RecomputationMode", "Auto RecomputeThenBackpropagate RecomputeAndBackpropagateInterleaved"
+)
+#: Arguments of a pipeline: those that change no result, and the only values of the others.
+_INERT = """
+    backward_propagation_stages_poplar_options device_mapping forward_propagation_stages_poplar_options
+    gradient_accumulation_dtype gradient_accumulation_for_captured_tensors name offload_activations
+    offload_gradient_accumulation_buffers offload_weight_update_variables offload_weights pipeline_schedule
+    recomputation_mode replicated_optimizer_state_sharding replicated_weight_sharding weight_update_poplar_options
+"""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "accumulate_outfeed": (None, False), "accumulate_outfeed_dtype": (None,), "batch_serialization_iterations": (1,),
+    "continuous_weight_updates": (None, False), "outfeed_mask": (None,), "reduction_method": (None, "sum", "SUM"),
+}  # fmt: skip
 
 
 def ipu_scope(device: str = DEVICE) -> Any:
@@ -84,11 +104,12 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
         body: function of the inputs and an element of the queue; returns the inputs of the next call.
         inputs: inputs of the first call.
         infeed_queue: queue that supplies the elements.
-        accepted: other arguments of the SDK; ignored.
+        accepted: other arguments of the SDK, without effect here.
 
     Returns:
         The results of the last call: a tensor or a list; without results, the operation that runs everything.
     """
+    check_accepted("repeat()", accepted, "use_while_v1")
     start = [tf.convert_to_tensor(value) for value in tf.nest.flatten(inputs if inputs is not None else [])]
 
     def once(index: Any, *values: Any) -> list[Any]:
@@ -164,11 +185,12 @@ def pipeline(
         optimizer_function: gets the results of the last stage; returns an OptimizerFunctionOutput. None only runs.
         pipeline_depth: older name of ``gradient_accumulation_count``.
         outfeed_loss: whether the queue gets the loss instead of the results.
-        accepted: other arguments of the SDK, such as ``device_mapping``; ignored.
+        accepted: other arguments of the SDK, such as ``device_mapping``, without effect here.
 
     Returns:
         The operation that runs everything.
     """
+    check_accepted("pipeline()", accepted, _INERT, **_NEUTRAL)
     count = gradient_accumulation_count or pipeline_depth or 1
     given = tuple(tf.nest.flatten(inputs if inputs is not None else []))
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from khorovod_ipu.tensorflow.replicas import own_context
+from khorovod_ipu.tensorflow.settings import check_accepted
 
 __all__ = ["IPUInfeedQueue", "IPUIterator", "IPUOutfeedMode", "IPUOutfeedQueue"]
 
@@ -67,6 +68,7 @@ class IPUInfeedQueue:
         prefetch_depth: int | None = None,
         **accepted: Any,
     ) -> None:
+        check_accepted("an infeed", accepted, "buffer_depth data_to_prefetch optimise_latency replication_factor")
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(f"an infeed queue needs a tf.data.Dataset. Received: {type(dataset).__name__}")
         with tf.init_scope(), tf.device(_HOST):
@@ -115,6 +117,7 @@ class IPUOutfeedQueue:
         device_ordinal: int | None = None,
         **accepted: Any,
     ) -> None:
+        check_accepted("an outfeed", accepted, "buffer_depth optimise_latency replication_factor", io_batch_size=(1,))
         self._mode = outfeed_mode or IPUOutfeedMode.ALL
         self._structure: Any = None
         self._queue: Any = None
@@ -149,10 +152,13 @@ class IPUOutfeedQueue:
             done([enqueued])
             return enqueued
 
-    def dequeue(self) -> Any:
+    def dequeue(self, wait_for_completion: bool = False) -> Any:
         """Return the elements since the last call: stacked, or only the last one.
 
         With several replicas, the replica is the second dimension of stacked elements, or the first of a single one.
+
+        Args:
+            wait_for_completion: accepted; a program that has run is complete.
         """
         if self._queue is None:
             raise ValueError("nothing is enqueued in this graph. Call dequeue() after the program is built")

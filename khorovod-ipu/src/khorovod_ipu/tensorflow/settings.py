@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,8 +11,9 @@ import tensorflow as tf
 from khorovod_ipu.tensorflow.options import IPUConfig, OptionTree
 
 __all__ = [
-    "SETTERS", "UTILITIES", "auto_select_ipus", "configure_ipu_system", "create_ipu_config", "ipu_shard", "missing",
-    "move_variable_initialization_to_cpu", "outside_compilation_scope", "reset_ipu_seed", "select_ipus",
+    "SETTERS", "UTILITIES", "auto_select_ipus", "check_accepted", "configure_ipu_system", "create_ipu_config",
+    "ipu_shard", "missing", "move_variable_initialization_to_cpu", "outside_compilation_scope", "reset_ipu_seed",
+    "select_ipus",
 ]  # fmt: skip
 
 #: Functions of ``ipu.utils`` besides those of ``SETTERS``.
@@ -35,6 +36,22 @@ def _noted(*path: str, order: tuple[str, ...] = ()) -> Callable[..., IPUConfig]:
         return opts
 
     return note
+
+
+def check_accepted(function: str, given: Mapping[str, Any], inert: str, **neutral: tuple[Any, ...]) -> None:
+    """Raise if an argument does not exist or would change a result.
+
+    Args:
+        function: name of the function in messages.
+        given: arguments by name.
+        inert: names of arguments that change no result.
+        neutral: values of other arguments that change no result.
+    """
+    for name, value in given.items():
+        if name not in neutral and name not in inert.split():
+            raise TypeError(f"{function} has no argument {name!r}")
+        if name in neutral and value not in neutral[name]:
+            raise NotImplementedError(f"{function}: {name}={value!r} is not imitated; see docs/strategies.md")
 
 
 def create_ipu_config(**options: Any) -> IPUConfig:

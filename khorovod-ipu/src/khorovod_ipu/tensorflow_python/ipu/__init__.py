@@ -16,7 +16,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HERE = "khorovod_ipu.tensorflow"
-_PIPELINES = {f"{_HERE}.programs": "OptimizerFunctionOutput pipeline"}
+_PIPELINES = {f"{_HERE}.programs": "OptimizerFunctionOutput PipelineSchedule RecomputationMode pipeline"}
 _POPDIST = {f"{_HERE}.strategies": "IPUMultiReplicaStrategy PopDistStrategy"}
 #: Submodules, and the modules that define their names: by module, `name` or `name=its_name_there`.
 _MODULES: dict[str, dict[str, str]] = {
