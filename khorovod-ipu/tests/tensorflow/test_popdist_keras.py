@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +60,12 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
         found["predicted"] = model.predict(data, verbose=0).ravel().tolist()
         found["predict"] = taken()
         own = values[popdist.getInstanceIndex() :: popdist.getNumInstances()]
-        history = model.fit(own, 0 * own, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        with tempfile.TemporaryDirectory() as folder:
+            saving = keras.callbacks.ModelCheckpoint(f"{folder}/saved.weights.h5", save_weights_only=True)
+            history = model.fit(
+                own, 0 * own, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[saving]
+            ).history
+            found["saved"] = [file.name for file in Path(folder).iterdir()]
         found["array"], found["loss of array"] = taken(), history["loss"]
 
         class Batches(keras.utils.Sequence):  # type: ignore[misc,name-defined]
@@ -98,6 +105,7 @@ def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int,
         for use in ("evaluate", "predict", "loop"):
             assert sorted(found[use]) == batches, use
         assert found["predicted"] == own
+        assert found["saved"] == ["saved.weights.h5"] * (rank == 0 or keras == "keras")
         for data in ("array", "sequence"):
             assert sorted(found[data]) == sorted(2 * batches), data
             assert found[f"loss of {data}"] == pytest.approx(2 * losses[:1])

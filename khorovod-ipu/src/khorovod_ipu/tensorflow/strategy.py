@@ -124,6 +124,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         self._communication_options = collective_util.Options()
         worker = collectives.host.rpartition("/device:")[0]
         self._host_device = collectives.host
+        self._task_id = collectives.rank  # for Keras 2: the name of the folder into which other workers save
         self._devices = tuple(worker + device for device in _checked(ipu_device, replicas))
         self._default_device = worker or None
         self._host_input_device = numpy_dataset.SingleDevice(self._host_device)
