@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make_transport", "preload"]
 
-_LOOPBACK, _REACHED = "127.0.0.1", "address-of-rank-0"
+_REACHED = "address-of-rank-0"
 #: Module of each engine; imported only where the engine is used, because engines take a while to load.
 _MODULES = {"mpi": "mpi", "gloo": "torch_dist"}
 
@@ -133,7 +133,7 @@ def _groups(
 
 
 def _address(topology: Topology, store: JobStore, towards: Callable[[str], str], watch: Watch, limit_s: float) -> str:
-    """Return the address at which other hosts reach this host: the one from which packets to an endpoint leave.
+    """Return the address at which other hosts reach this host: the one from which packets to an endpoint leave, or "".
 
     Gloo wants one address family on all ranks, but each rank has reached the store at the first address that answered.
     So the address that the second host's first rank has reached decides for all; it is waited for.
@@ -142,10 +142,8 @@ def _address(topology: Topology, store: JobStore, towards: Callable[[str], str],
         PeerLostError: that rank is lost.
         TimeoutError: that rank has published nothing.
     """
-    if not store.endpoint.startswith("tcp:"):
-        return _LOOPBACK
-    own = towards(store.endpoint) or _LOOPBACK
-    if len(topology.hosts) == 1:
+    own = towards(store.endpoint)
+    if len(topology.hosts) == 1 or not store.endpoint.startswith("tcp:"):
         return own
     parts = urlsplit(store.endpoint)
     if topology.rank == topology.hosts[1][0]:
@@ -157,8 +155,7 @@ def _address(topology: Topology, store: JobStore, towards: Callable[[str], str],
         return reached
     if (":" in reached) == (":" in own):
         return own
-    where = f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}"
-    return towards(where) or _LOOPBACK
+    return towards(f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}")
 
 
 def _said_by(rank: int, store: JobStore, watch: Watch, limit_s: float) -> str:

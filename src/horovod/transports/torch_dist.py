@@ -240,8 +240,9 @@ class _End(threading.Thread):
             group.free()
 
 
-def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, SocketFilter]:
-    """Return Gloo's listening device, and its filter, for an interface, or if that is empty the one with ``address``.
+def listen(interface: str = "", address: str = "") -> tuple[Any, SocketFilter]:
+    """Return Gloo's listening device, and its filter, for an interface, or if that is empty the one with ``address``,
+    or if both are empty for loopback.
 
     Raises:
         InitError: torch has no Gloo, or this host does not have the interface or address.
@@ -250,6 +251,7 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, SocketFi
         raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
     _record_nothing()
     gloo = c10d.ProcessGroupGloo
+    address = address or _LOOPBACK
     place = {"interface": interface} if interface else {"hostname": address}
 
     def create() -> Any:
