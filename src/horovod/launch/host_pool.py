@@ -125,11 +125,12 @@ class HostPool(Pool):
                 poll.unregister(incoming)
                 machines = {machine: other for other, machine in self._ready.items()}
                 machines.setdefault(machine_name(), self._own)
-                twins = [twin for twin in (find_twin(newcomer, machines, self._offers),) if twin]
-                if problems := newcomer.problems or twins:
+                if not newcomer.problems and (twin := find_twin(newcomer, machines, self._offers)):
+                    newcomer.problems.append(twin)
+                if newcomer.problems:
                     newcomer.connection.kill()
                     newcomer.connection.close()
-                    self._refuse(name, problems)
+                    self._refuse(name, newcomer.problems)
                 else:
                     ready.append(self._begin(name, newcomer))
         if self._offers.keys() & self._ready:  # else all hosts were exchanged, and the former ones stay for now
