@@ -123,8 +123,9 @@ class Executor:
         if self._loss:
             self._backward(run.values[self._loss], scale, on_final)
         if replica == 0:
-            for name in run.assigned.keys() & self._weights.keys():
-                self._weights[name].data.copy_(run.assigned[name])
+            with torch.no_grad():
+                for name in run.assigned.keys() & self._weights.keys():
+                    self._weights[name].copy_(run.assigned[name])
         return {**run.values, **caught}
 
     def _compute(self, run: GraphRun, node: GraphNode) -> None:
