@@ -149,6 +149,7 @@ def test_members_get_places_and_the_generation_begins_when_all_have_joined(make_
         (0, 3, 0, 3, [1, 2]), (1, 3, 1, 3, [1, 2]), (2, 3, 2, 3, [1, 2]),
     ]  # fmt: skip
     assert job.decided(lambda d: isinstance(d, Begin)) == Begin(1, 9)
+    assert job.service.progress == 9
     assert not any(member.wants_change for member in job.members.values())
 
 

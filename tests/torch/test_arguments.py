@@ -303,6 +303,12 @@ def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
     assert torch.equal(hvd.allreduce(expanded), torch.zeros(4))
 
 
+def test_an_empty_tensor_of_a_device_has_no_elements_that_share_memory() -> None:
+    from paper_device import PaperAdapter
+
+    PaperAdapter().target(torch.zeros(0).as_strided((0, 4), (0, 0)))
+
+
 @pytest.mark.parametrize(
     "call",
     [
