@@ -107,20 +107,9 @@ class DeviceManager:
         device.connectionType = connectionType
         return device
 
-    def acquireDeviceById(
-        self,
-        id: int,
-        pattern: SyncPattern = SyncPattern.Full,
-        connectionType: DeviceConnectionType = DeviceConnectionType.Always,
-    ) -> DeviceInfo:
-        """Return a device with this number.
-
-        Args:
-            id: number of the device.
-            pattern: accepted.
-            connectionType: stored without effect.
-        """
-        device = self.acquireAvailableDevice(1, 0, pattern, connectionType)
+    def acquireDeviceById(self, id: int, *arguments: Any, **named: Any) -> DeviceInfo:
+        """Return a device with this number; the other arguments are ``pattern`` and those after it."""
+        device = self.acquireAvailableDevice(1, 0, *arguments, **named)
         device.id = id
         return device
 

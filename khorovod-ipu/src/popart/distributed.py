@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import torch
 
 from popart.errors import popart_exception
+from popart.execution import Exchange
 from popart.options import SessionOptions
 from popart.tensors import to_numpy
 
@@ -15,7 +17,7 @@ __all__ = ["OverProcesses"]
 _sessions = itertools.count()
 
 
-class OverProcesses:
+class OverProcesses(Exchange):
     """Sums gradients over all processes, matched by name, while backward continues.
 
     Args:
@@ -44,9 +46,6 @@ class OverProcesses:
         self._name = f"popart.{next(_sessions)}"
         self._handles: dict[str, int] = {}
 
-    def begin(self) -> None:
-        """Do nothing: there is nothing to check."""
-
     def store(self, weight: str, gradient: torch.Tensor) -> None:
         """Start the sum of a gradient; first wait for a sum left by an interrupted step."""
         if (left := self._handles.pop(weight, None)) is not None:
@@ -58,10 +57,8 @@ class OverProcesses:
         """Wait for the sum and return it."""
         return torch.from_numpy(self._hvd.synchronize(self._handles.pop(weight)))
 
-    def broadcast(self, name: str, array: object, root: int) -> int:
-        """Start to overwrite an array with the root's array; return a handle."""
-        return int(self._hvd.broadcast_async_(array, root, name=f"{self._name}.broadcast.{name}"))
-
-    def wait(self, handle: int) -> None:
-        """Wait for a handle."""
-        self._hvd.synchronize(handle)
+    def broadcast(self, arrays: Mapping[str, object], root: int) -> None:
+        """Overwrite arrays with the root's, which are matched by name."""
+        named = [(f"{self._name}.broadcast.{name}", array) for name, array in arrays.items()]
+        for handle in [self._hvd.broadcast_async_(array, root, name=name) for name, array in named]:
+            self._hvd.synchronize(handle)

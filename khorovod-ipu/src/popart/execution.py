@@ -30,7 +30,8 @@ class Exchange(Protocol):
     gives_weights: bool
 
     def begin(self) -> None:
-        """Prepare for a run; called at its beginning."""
+        """Prepare for a run; called at its beginning. Most have nothing to check."""
+        return
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
         """Take a final gradient; called during backward, which continues afterwards."""
@@ -46,9 +47,6 @@ class KeptHere(Exchange):
 
     def __init__(self) -> None:
         self._gradients: dict[str, torch.Tensor] = {}
-
-    def begin(self) -> None:
-        """Do nothing: there is nothing to check."""
 
     def store(self, weight: str, gradient: torch.Tensor) -> None:
         self._gradients[weight] = gradient

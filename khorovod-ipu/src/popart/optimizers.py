@@ -96,8 +96,8 @@ class Optimizer:
         popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
-    #: name -> (value, whether the value is constant), used for values that are not given.
-    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {"lossScaling": (1.0, True)}
+    #: name -> value, constant, used for values that are not given.
+    DEFAULTS: ClassVar[Mapping[str, float]] = {"lossScaling": 1.0}
     #: Attributes that choose the algorithm: the optimizer's state has no meaning for another one.
     ALGORITHM: ClassVar[Sequence[str]] = ()
 
@@ -108,7 +108,7 @@ class Optimizer:
                     f"{type(self).__name__} has no hyperparameter {name!r}{nearest(name, self.DEFAULTS)} "
                     f"It has {', '.join(self.DEFAULTS)}"
                 )
-        given = {name: _value(name, values[name]) if name in values else OptimizerValue(*default)
+        given = {name: _value(name, values[name]) if name in values else OptimizerValue(default)
                  for name, default in self.DEFAULTS.items()}  # fmt: skip
         self._loss_scaling = given.pop("lossScaling")
         self._maps = {_specific(name): OptimizerValueMap(value) for name, value in given.items()}
@@ -179,14 +179,10 @@ class SGD(Optimizer):
         popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
-    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
-        "defaultLearningRate": (0.1, True),
-        "defaultWeightDecay": (0.0, True),
-        "defaultMomentum": (0.0, True),
-        "defaultDampening": (0.0, True),
-        "defaultVelocityScaling": (1.0, True),
-        "lossScaling": (1.0, True),
-    }
+    DEFAULTS: ClassVar[Mapping[str, float]] = {
+        "defaultLearningRate": 0.1, "defaultWeightDecay": 0.0, "defaultMomentum": 0.0, "defaultDampening": 0.0,
+        "defaultVelocityScaling": 1.0, "lossScaling": 1.0,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -255,15 +251,10 @@ class Adam(Optimizer):
         popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
-    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
-        "defaultLearningRate": (0.1, True),
-        "defaultWeightDecay": (0.0, True),
-        "defaultBeta1": (0.9, True),
-        "defaultBeta2": (0.999, True),
-        "defaultEps": (1e-6, True),
-        "lossScaling": (1.0, True),
-        "defaultMaxWeightNorm": (10.0, True),
-    }
+    DEFAULTS: ClassVar[Mapping[str, float]] = {
+        "defaultLearningRate": 0.1, "defaultWeightDecay": 0.0, "defaultBeta1": 0.9, "defaultBeta2": 0.999,
+        "defaultEps": 1e-6, "lossScaling": 1.0, "defaultMaxWeightNorm": 10.0,
+    }  # fmt: skip
     ALGORITHM: ClassVar[Sequence[str]] = ("mode", "weight_decay_mode")
 
     def __init__(
@@ -298,14 +289,10 @@ class Adaptive(Optimizer):
         popart_exception: a hyperparameter does not exist, or is not a number.
     """
 
-    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
-        "defaultLearningRate": (0.01, True),
-        "defaultWeightDecay": (0.0, True),
-        "defaultAlpha": (0.99, True),
-        "defaultMomentum": (0.0, True),
-        "defaultEps": (1e-6, True),
-        "lossScaling": (1.0, True),
-    }
+    DEFAULTS: ClassVar[Mapping[str, float]] = {
+        "defaultLearningRate": 0.01, "defaultWeightDecay": 0.0, "defaultAlpha": 0.99, "defaultMomentum": 0.0,
+        "defaultEps": 1e-6, "lossScaling": 1.0,
+    }  # fmt: skip
     ALGORITHM: ClassVar[Sequence[str]] = ("mode", "weight_decay_mode", "rmsprop_tf_variant")
 
     def __init__(

@@ -51,7 +51,8 @@ class StepIO(Protocol):
     def begin(
         self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
     ) -> None:
-        """Check the given inputs and anchors against those needed for one run; ``spare`` are unused inputs."""
+        """Check given arrays, if there are any, against those needed for one run; ``spare`` are unused inputs."""
+        return
 
     def feed(self, name: str, info: TensorInfo) -> Array:
         """Return an input of the next micro-batch; called once per micro-batch and input."""
@@ -151,11 +152,6 @@ class PyStepIOCallback(StepIO):
     ) -> None:
         self._input, self._input_complete = input_callback, input_complete_callback
         self._output, self._output_complete = output_callback, output_complete_callback
-
-    def begin(
-        self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
-    ) -> None:
-        """Check nothing: the functions are called during the run."""
 
     def feed(self, name: str, info: TensorInfo) -> Array:
         given = self._input(name, False)

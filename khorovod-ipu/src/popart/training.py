@@ -120,9 +120,7 @@ class TrainingSession(DeviceSession):
         """
         if self._over_processes is None:
             raise popart_exception("broadcastWeights needs SessionOptions.enableDistributedReplicatedGraphs = True")
-        link, host = self._over_processes, self._weights.host
-        for handle in [link.broadcast(name, array, rootRank) for name, array in host.items()]:
-            link.wait(handle)
+        self._over_processes.broadcast(self._weights.host, rootRank)
 
     def _without_weights(self) -> None:
         raise popart_exception("call weightsFromHost() before run(): the device has no weights yet")

@@ -76,8 +76,19 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
                 x = own[number * 4 : number * 4 + 4]
                 return x, 0 * x
 
-        history = model.fit(Batches(), epochs=2, shuffle=False, verbose=0).history
+        class Steps(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                found.setdefault("loss of steps", []).append(logs["loss"])
+
+        history = model.fit(Batches(), epochs=2, shuffle=False, verbose=0, callbacks=[Steps()]).history
         found["sequence"], found["loss of sequence"] = taken(), history["loss"]
+
+        for use, arguments in (("train", (own, 0 * own)), ("test", (own, 0 * own)), ("predict", (own,))):
+            try:
+                found[f"{use}_on_batch"] = np.ravel(getattr(model, f"{use}_on_batch")(*arguments)).tolist()
+            except ValueError as error:
+                found[f"{use}_on_batch"] = [str(error)]
+        batches.clear()
 
         for batch in strategy.distribute_datasets_from_function(lambda _: data):
             strategy.run(tf.function(lambda x, y: model(x)), batch)
@@ -98,7 +109,8 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
 def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int, kind: str) -> None:
     values = [float(value) for value in range(1, rows + 1)]
     losses = [sum(value * value for value in values) / rows, sum(values) / rows]
-    for rank, found in enumerate(run_ranks(size, _seen, keras, rows, local, kind, framework="keras-tensorflow")):
+    results = run_ranks(size, _seen, keras, rows, local, kind, framework="keras-tensorflow")
+    for rank, found in enumerate(results):
         own = values[rank::size]
         batches = [own[start : start + 4] for start in range(0, len(own), 4)]
         assert sorted(found["fit"]) == sorted(2 * batches)
@@ -109,6 +121,13 @@ def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int,
         for data in ("array", "sequence"):
             assert sorted(found[data]) == sorted(2 * batches), data
             assert found[f"loss of {data}"] == pytest.approx(2 * losses[:1])
+        assert found["loss of steps"] == results[0]["loss of steps"]
+        for use, expected in (("train", losses), ("test", losses), ("predict", own)):
+            seen = found[f"{use}_on_batch"]
+            if local == 1:
+                assert seen == pytest.approx(expected), use
+            else:
+                assert seen[0].startswith(f"{use}_on_batch takes one batch, and each of the {local} replicas"), use
         assert found["loss"] == pytest.approx(2 * losses[:1])
         assert found["mae"] == pytest.approx(2 * losses[1:])
         assert found["evaluated"] == pytest.approx(losses)

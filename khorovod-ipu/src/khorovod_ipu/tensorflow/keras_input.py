@@ -78,6 +78,36 @@ def _of_first_replica(plain: Any) -> Any:
     return build
 
 
+def _on_one_batch(plain: Any) -> Any:
+    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_wanted(strategy := self.distribute_strategy):
+            return plain(self, *args, **kwargs)
+        if (replicas := len(strategy.extended.worker_devices)) > 1:
+            raise ValueError(
+                f"{plain.__name__} takes one batch, and each of the {replicas} replicas of this instance takes whole "
+                f"batches. Pass a dataset to fit, evaluate or predict, or start poprun with one replica per instance"
+            )
+        with strategy.extended.whole_batches(lambda dataset: dataset):
+            return plain(self, *args, **kwargs)
+
+    return on_batch
+
+
+def _of_all_replicas(plain: Any) -> Any:
+    def make(self: Any, step: Any) -> Any:
+        if not hasattr(self.distribute_strategy.extended, "takes_whole_batches"):
+            return plain(self, step)
+
+        def step_of_all(data: Any) -> Any:
+            # Keras 3 reads metrics in each replica, where they are its own.
+            replica: Any = tf.distribute.get_replica_context()
+            return replica.merge_call(lambda _, logs: self._get_metrics_result_or_logs(logs), (step(data),))
+
+        return plain(self, step_of_all)
+
+    return make
+
+
 def _padded(dataset: Any, batches: int, missing: int) -> Any:
     """Append empty batches to each epoch of a dataset of tuples."""
 
@@ -112,9 +142,16 @@ class _Counted:
         return getattr(self._adapter, name)
 
 
-#: The methods of Keras 2 and 3 that read the data of ``fit``: module, class, method, and what wraps it.
+_KERAS_3 = "keras.src.backend.tensorflow.trainer"
+#: The methods of Keras 2 and 3 that read data or metrics: module, class, method, and what wraps it.
 _WRAPPED = (
     ("tf_keras.src.engine.data_adapter", "DataHandler", "_configure_dataset_and_inferred_steps", _of_keras_2),
-    ("keras.src.backend.tensorflow.trainer", "TFEpochIterator", "__init__", _of_keras_3),
-    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "_maybe_symbolic_build", _of_first_replica),
+    (_KERAS_3, "TFEpochIterator", "__init__", _of_keras_3),
+    (_KERAS_3, "TensorFlowTrainer", "_maybe_symbolic_build", _of_first_replica),
+    (_KERAS_3, "TensorFlowTrainer", "_make_function", _of_all_replicas),
+    *(
+        (module, owner, f"{use}_on_batch", _on_one_batch)
+        for module, owner in ((_KERAS_3, "TensorFlowTrainer"), ("tf_keras.src.engine.training", "Model"))
+        for use in ("train", "test", "predict")
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,10 +15,6 @@ __all__ = ["batch_size", "called", "next_batches"]
 v1 = tf.compat.v1
 
 
-def _accepted(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
-
-
 def called(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
     """Call a function with the offered arguments for which it has parameters.
 
@@ -27,7 +23,7 @@ def called(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
         args: arguments that it always gets.
         offered: offered arguments by name.
     """
-    names = _accepted(function)
+    names = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values()):
         return function(*args, **offered)
     return function(*args, **{name: value for name, value in offered.items() if name in names})
@@ -77,7 +73,7 @@ def next_batches(
     Raises:
         ValueError: ``input_fn`` returned no Dataset, or does not take the parameters that it needs.
     """
-    names = _accepted(input_fn)
+    names = inspect.signature(input_fn).parameters
     takes_params = "params" in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
     if "batch_size" in params and not takes_params:
         raise ValueError("input_fn must take params, where the batch size of the Estimator arrives as 'batch_size'")
