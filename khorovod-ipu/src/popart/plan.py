@@ -6,7 +6,7 @@ from typing import Any
 
 from popart.dataflow import DataFlow, InputShapeInfo
 from popart.devices import DeviceInfo
-from popart.enums import DeviceType, VirtualGraphMode
+from popart.enums import DeviceType, ReductionType, VirtualGraphMode
 from popart.errors import popart_exception, unknown
 from popart.hostreduce import COPY_PREFIX, FINAL_GRADIENT, GRADIENT, VAR_COPY_PREFIX, gradient_id
 from popart.kernels import GraphNode, find
@@ -87,6 +87,9 @@ class SessionPlan:
                 raise popart_exception(f"{name} must be at least 1; received {number}")
             if int(number) > 1 and not getattr(options, switch):
                 raise popart_exception(f"{name} is {number}, and {switch} is False: set it to True")
+        kind = options.accumulationAndReplicationReductionType
+        if kind not in (ReductionType.Sum, ReductionType.Mean):
+            raise popart_exception(f"accumulationAndReplicationReductionType is Sum or Mean; received {kind!r}")
         if not training and options.accumulation() > 1:
             raise popart_exception("gradients are accumulated in training only: an InferenceSession cannot have it")
 

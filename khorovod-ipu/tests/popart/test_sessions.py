@@ -260,8 +260,10 @@ def test_what_a_plan_refuses() -> None:
     model, loss = mlp(2, stages=True)
     device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1})
     manual = options(virtualGraphMode=popart.VirtualGraphMode.Manual)
+    unreduced = options(accumulationAndReplicationReductionType=popart.ReductionType.NoReduction)
     flow, sgd = popart.DataFlow(1, {}), popart.ConstSGD(0.1)
     cases: list[tuple[dict[str, Any], str]] = [
+        ({"userOptions": unreduced}, "ReductionType is Sum or Mean; received <ReductionType.NoReduction"),
         ({"userOptions": manual}, "put on IPU 1, counted from 0, and the device has 1"),
         ({"loss": "MatMul:0"}, r"must be a single number; its shape is \[2, 5\]"),
         ({"loss": "los"}, "'los' is not a tensor of the graph"),
