@@ -152,7 +152,7 @@ class PoplarExecutor:
             return combined(results[-1][-replicas:])
         if mode == OutputMode.Sum:
             flat = [piece for step in results for piece in step]
-            return combined([_sum(flat[replica::replicas]) for replica in range(replicas)])
+            return combined([mapped(lambda *t: torch.stack(t).sum(0), *flat[r::replicas]) for r in range(replicas)])
         period = self._options.output_return_period if mode == OutputMode.EveryN else 1
         return combined([piece for step in results[period - 1 :: period] for piece in step])
 
@@ -200,7 +200,7 @@ class PoplarExecutor:
         self._is_attached = False
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use the hyperparameters of another optimizer from now on; keep the state of the present one.
+        """Use another optimizer's hyperparameters, and its state if it loaded one; else the present state stays.
 
         Args:
             optimizer: the same optimizer with other values, or another one of its class for the same parameters.
@@ -223,7 +223,8 @@ class PoplarExecutor:
                 )
             if [len(g["params"]) for g in optimizer.param_groups] != [len(g["params"]) for g in present.param_groups]:
                 raise ValueError("setOptimizer: the groups of parameters are not those of the optimizer before")
-            optimizer.state = present.state
+            if all(not state.get("step", 1) for state in optimizer.state.values()):  # none was loaded
+                optimizer.state = present.state
         self._optimizer = optimizer
         self._hyperparameters = [copy.deepcopy(_hyperparameters(group)) for group in optimizer.param_groups]
         self._loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
@@ -295,10 +296,6 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 
 def _detached(value: Any) -> Any:
     return mapped(lambda tensor: tensor.detach().clone(), value)  # weights and buffers change with the next step
-
-
-def _sum(pieces: list[Any]) -> Any:
-    return mapped(lambda *tensors: torch.stack(tensors).sum(0), *pieces)
 
 
 def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:

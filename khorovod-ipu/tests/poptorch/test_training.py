@@ -163,6 +163,30 @@ def test_hyperparameters_change_when_they_are_set_and_momentum_stays() -> None:
         model.setOptimizer(poptorch.optim.Adam(ours.parameters()))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimizer_that_is_set_keeps_a_state_that_was_loaded(kind: type[torch.optim.Optimizer]) -> None:
+    def optimizer_of(net: Net) -> torch.optim.Optimizer:
+        more: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        return kind(net.parameters(), lr=0.1, **more)  # type: ignore[call-arg]
+
+    net = Net()
+    optimizer = optimizer_of(net)
+    model = poptorch.trainingModel(net, options(), optimizer)
+    x, y = data(ROWS)
+    model(x, y)
+    weights, state = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    model.setOptimizer(optimizer_of(net))  # a new one goes on from the state of the present one
+    model(x, y)
+    second = flat(net)
+    model(x, y)  # the state of the device is now another one
+    loaded = optimizer_of(net)
+    loaded.load_state_dict(state)
+    model.load_state_dict(weights)
+    model.setOptimizer(loaded)
+    model(x, y)
+    torch.testing.assert_close(flat(net), second, rtol=0, atol=0)
+
+
 def test_weights_are_the_models_own_and_a_checkpoint_loads() -> None:
     net = Net()
     saved = copy.deepcopy(net.state_dict())
