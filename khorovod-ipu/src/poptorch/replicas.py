@@ -113,7 +113,7 @@ def micro_batch(value: Any, number: int, count: int, factors: str) -> Any:
         if count > 1 and (not size or size % count):
             raise ValueError(
                 f"an input of shape {tuple(tensor.shape)} cannot be divided into {count} micro-batches ({factors}): "
-                f"its first dimension must be a multiple of {count}. Use poptorch.DataLoader"
+                f"its first dimension must be a multiple of {count}. Use poptorch.DataLoader with drop_last=True"
             )
         return tensor if count == 1 else tensor.narrow(0, number * (size // count), size // count)
 

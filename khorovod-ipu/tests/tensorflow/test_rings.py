@@ -108,6 +108,36 @@ def test_the_numbers_over_grpc_eagerly_and_in_an_estimator(tmp_path: Path) -> No
     assert outcomes[0].value["w"] == w
 
 
+def _fitted(addresses: list[str]) -> list[Any]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    strategy, steps = _strategy(addresses), []
+
+    class Steps(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps.append(logs["loss"])
+
+    x = np.float32([[1], [2], [3], [4]])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    model.fit(tf.data.Dataset.from_tensor_slices((x, 0 * x)).batch(4), epochs=2, verbose=0, callbacks=[Steps()])
+    model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=2)
+    with pytest.raises(ValueError, match="steps_per_execution=2: Keras 3 cannot run several steps at once over gRPC"):
+        model.fit(x, 0 * x, batch_size=4, verbose=0)
+    return steps
+
+
+@pytest.mark.slow
+def test_keras_reports_the_loss_of_all_workers_and_refuses_several_steps_at_once() -> None:
+    outcomes = Ranks(2, _fitted, (_addresses(2),), init=False, framework="keras-tensorflow").outcomes()
+    for outcome in outcomes:
+        assert outcome.exitcode == 0, outcome.text
+        assert outcome.value == pytest.approx([7.5, 7.5 * (1 - 0.01 * 2 * 7.5) ** 2])
+
+
 def _killed(addresses: list[str]) -> tuple[float, str]:
     import tensorflow as tf
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 
 import horovod.tensorflow as hvd
+from khorovod_ipu.tensorflow.ring import RingCollectives
 
 __all__ = ["prepare"]
 
@@ -95,8 +96,14 @@ def _on_one_batch(plain: Any) -> Any:
 
 def _of_all_replicas(plain: Any) -> Any:
     def make(self: Any, step: Any) -> Any:
-        if not hasattr(self.distribute_strategy.extended, "takes_whole_batches"):
+        extended = self.distribute_strategy.extended
+        if not hasattr(extended, "takes_whole_batches"):
             return plain(self, step)
+        if self.steps_per_execution > 1 and isinstance(extended._collectives, RingCollectives):
+            raise ValueError(
+                f"steps_per_execution={self.steps_per_execution}: Keras 3 cannot run several steps at once over gRPC, "
+                f"where TensorFlow loses the keys of its rings. Leave it out, or take IPUHorovodStrategy, or Keras 2"
+            )
 
         def step_of_all(data: Any) -> Any:
             # Keras 3 reads metrics in each replica, where they are its own.

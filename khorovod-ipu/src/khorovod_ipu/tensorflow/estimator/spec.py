@@ -19,10 +19,6 @@ class ModeKeys:
     PREDICT = "infer"
 
 
-def _is_fetched(value: Any) -> bool:
-    return isinstance(value, tf.Operation) or tf.is_tensor(value)
-
-
 def _checked_call(what: str, call: Any) -> tuple[Callable[..., Any], Any]:
     if not isinstance(call, tuple):
         raise TypeError(f"{what} must be a tuple (function, tensors). Received: {type(call).__name__}")
@@ -113,7 +109,7 @@ def _check_training(loss: Any, train_op: Any) -> None:
         raise ValueError("to train, a model function must return a loss")
     if train_op is None:
         raise ValueError("to train, a model function must return a train_op")
-    if not _is_fetched(train_op):
+    if not (isinstance(train_op, tf.Operation) or tf.is_tensor(train_op)):
         raise TypeError(f"train_op must be a tensor or an operation. Received: {type(train_op).__name__}")
 
 
