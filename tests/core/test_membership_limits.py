@@ -19,6 +19,7 @@ from horovod.core.membership_events import (
     Finish,
     Joined,
     Left,
+    Note,
     Paused,
     Policy,
     Ready,
@@ -35,8 +36,25 @@ def test_fewer_than_the_minimum_end_the_job_after_a_while() -> None:
         members.handle(Ended(slot, KILLED))
     for slot in (A0, A1):
         assert members.handle(Ready(slot)) == []
-    assert members.handle(Tick(599)) == []
+    assert kinds(members.handle(Tick(599))) == [Note]
     assert kinds(members.handle(Tick(600))) == [Refuse, Refuse, Finish]
+
+
+def test_the_user_hears_again_and_again_for_whom_others_wait() -> None:
+    members = Membership(Policy(2, minimum=1, timeout_s=80, start_timeout_s=100))
+    members.handle(Discovered({"a": 2}))
+    members.handle(Tick(50))
+    assert members.handle(Tick(99)) == [], "nobody waits who is not there"
+    members.handle(Ready(A0))
+    first = "others have waited {} s for a:1 to join them; at most 100 s (HOROVOD_START_TIMEOUT)"
+    said = [members.handle(Tick(99 + seconds)) for seconds in (29, 30, 59, 60)]
+    assert said == [[], [Note(first.format(30))], [], [Note(first.format(60))]]
+    for event in (Ready(A1), Joined(A0, 1), Joined(A1, 1)):
+        members.handle(event)
+    assert members.handle(Tick(1000)) == [], "nobody waits in a step"
+    members.handle(Ready(A1, 5))
+    later = Note("others have waited 30 s for a:0 to join them; at most 80 s (HOROVOD_ELASTIC_TIMEOUT)")
+    assert members.handle(Tick(1030)) == [later]
 
 
 def test_a_member_that_does_not_come_is_fenced() -> None:
@@ -109,7 +127,7 @@ def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     members = Membership(Policy(2, minimum=2, timeout_s=5, start_timeout_s=60))
     members.handle(Discovered({"a": 2}))
     members.handle(Ready(A0))
-    assert members.handle(Tick(59)) == []
+    assert kinds(members.handle(Tick(59))) == [Note]
     assert members.handle(Tick(60))[-1] == Finish(
         "only 1 of at least 2 ranks were there within 60 s (HOROVOD_START_TIMEOUT)"
     )
@@ -175,7 +193,8 @@ def test_a_rank_that_does_not_begin_again_is_not_waited_for_longer(event: Ended 
     for slot in (A0, A1, B0):
         members.handle(Left(slot))
     assert members.handle(Ready(A0)) == members.handle(Ready(A1)) == members.handle(Tick(1)) == []
-    assert members.handle(Tick(599)) == []
+    late = "others have waited 599 s for b:0 to join them; at most 600 s (HOROVOD_ELASTIC_TIMEOUT)"
+    assert members.handle(Tick(599)) == [Note(late)]
     assert ranks(do(members, event)) == [A0, A1]
 
 

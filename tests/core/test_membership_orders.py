@@ -10,7 +10,6 @@ from horovod.core.membership import Membership
 from horovod.core.membership_events import (
     Assign,
     Begin,
-    CoolDown,
     Discovered,
     Dissolve,
     Ended,
@@ -20,6 +19,7 @@ from horovod.core.membership_events import (
     Joined,
     Leaving,
     Left,
+    Note,
     Paused,
     Policy,
     Ready,
@@ -96,7 +96,7 @@ class Job(RuleBasedStateMachine):
             elif isinstance(decision, Finish):
                 self.finish = decision
             else:
-                assert isinstance(decision, CoolDown)
+                assert isinstance(decision, Note)
         for slot in fenced:
             self.lose(slot, KILLED)
 

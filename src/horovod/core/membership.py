@@ -14,7 +14,6 @@ from horovod.core.membership_events import (
     Arrived,
     Assign,
     Begin,
-    CoolDown,
     Decision,
     Discovered,
     Dissolve,
@@ -25,6 +24,7 @@ from horovod.core.membership_events import (
     Joined,
     Leaving,
     Left,
+    Note,
     Paused,
     Policy,
     Position,
@@ -36,8 +36,9 @@ from horovod.core.membership_events import (
     TrainingEnded,
     TrainingOver,
 )
-from horovod.core.membership_processes import NOT_ALIVE, CoolDowns, Phase, Process, ordered
+from horovod.core.membership_processes import NOT_ALIVE, CoolDowns, Phase, Process, Standstill, ordered
 from horovod.launchers import cross_place
+from horovod.phrases import few
 
 __all__ = ["Membership"]
 
@@ -64,7 +65,7 @@ class Membership:
         self._failure = ""  # the last one since a generation began
         self._finish: Finish | None = None
         self._now = 0.0
-        self._stuck_since: float | None = None
+        self._standstill = Standstill()
         self._decisions: list[Decision] = []
 
     @property
@@ -160,7 +161,8 @@ class Membership:
                 self._failure = why
             delay_s = self._cool_downs.fail(event.slot.host, self._now, self._has_ever_begun)
             if _LONG_S <= delay_s < math.inf and not self._is_draining:
-                self._decisions.append(CoolDown(event.slot.host, delay_s))
+                rests = f"no process is started on {event.slot.host} for {delay_s:g} s, as others failed there"
+                self._decisions.append(Note(rests))
             # Without this limit, a script that cannot even begin would be started again for ever.
             # A host that was withdrawn since has most likely failed itself.
             failures = self._cool_downs.count(None if self._policy.is_open else self._hosts)
@@ -310,21 +312,20 @@ class Membership:
     def _watch(self) -> None:
         """Let no process wait for longer than the limit."""
         anybody_waits = any(map(self._is_admitted, self._in(Phase.WAITING, Phase.ASSIGNED)))
+        limit_s, limit = self._policy.limit(self._has_ever_begun)
         if self._finish or self._is_running() or (self._processes and not anybody_waits):
-            self._stuck_since = None
-        elif self._stuck_since is None:
-            self._stuck_since = self._now
-        elif self._now - self._stuck_since >= self._limit()[0]:
-            self._stuck_since = self._now
-            self._time_out()
+            self._standstill.since_s = None
+        elif self._standstill.since_s is None:
+            self._standstill.begin(self._now)
+        elif (waited_s := self._now - self._standstill.since_s) >= limit_s:
+            self._standstill.begin(self._now)
+            self._time_out(f"within {limit}")
+        elif self._phases[Phase.WAITING] and not self._phases[Phase.ASSIGNED] and self._standstill.is_due(self._now):
+            late = few([p.slot for p in self._in(Phase.JOINED) or self._in(Phase.OUTSIDE, Phase.GONE)])
+            text = f"others have waited {waited_s:.0f} s for {late or 'more processes'} to join them; at most {limit}"
+            self._decisions.append(Note(text))
 
-    def _limit(self) -> tuple[float, str]:
-        if not self._has_ever_begun and self._policy.start_timeout_s:
-            return self._policy.start_timeout_s, "HOROVOD_START_TIMEOUT"
-        return self._policy.timeout_s, "HOROVOD_ELASTIC_TIMEOUT"
-
-    def _time_out(self) -> None:
-        limit = "within {:g} s ({})".format(*self._limit())
+    def _time_out(self, limit: str) -> None:
         late = self._in(Phase.ASSIGNED) or self._in(Phase.JOINED)
         count = sum(map(self._is_admitted, self._in(Phase.WAITING))) + len(late)
         if count < self._policy.minimum and not self._are_dying():

@@ -10,7 +10,6 @@ __all__ = [
     "Arrived",
     "Assign",
     "Begin",
-    "CoolDown",
     "Decision",
     "Discovered",
     "Dissolve",
@@ -22,6 +21,7 @@ __all__ = [
     "Joined",
     "Leaving",
     "Left",
+    "Note",
     "Paused",
     "Policy",
     "Position",
@@ -156,11 +156,10 @@ class Start(NamedTuple):
     slot: Slot
 
 
-class CoolDown(NamedTuple):
-    """Processes have failed on a host, which is not used again for a while; for the output."""
+class Note(NamedTuple):
+    """Tell the user something about the job, in words."""
 
-    host: str
-    delay_s: float
+    text: str
 
 
 class Fence(NamedTuple):
@@ -201,9 +200,7 @@ class Finish(NamedTuple):
 
 
 Event = Arrived | Ready | Joined | Ended | Left | Leaving | TrainingEnded | Discovered | Tick
-Decision = (
-    Assign | Begin | TrainingOver | Dissolve | Paused | CoolDown | Start | Fence | Silent | Gone | Refuse | Finish
-)
+Decision = Assign | Begin | TrainingOver | Dissolve | Paused | Note | Start | Fence | Silent | Gone | Refuse | Finish
 
 
 @dataclass(frozen=True)
@@ -228,3 +225,9 @@ class Policy:
     def most(self) -> int:
         """Most ranks of a generation."""
         return self.maximum or self.size
+
+    def limit(self, has_begun: bool) -> tuple[float, str]:
+        """Return the limit for all waiting, in seconds and in words; ``has_begun``: the first generation has."""
+        if has_begun or not self.start_timeout_s:
+            return self.timeout_s, f"{self.timeout_s:g} s (HOROVOD_ELASTIC_TIMEOUT)"
+        return self.start_timeout_s, f"{self.start_timeout_s:g} s (HOROVOD_START_TIMEOUT)"

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from horovod.core.membership_events import Slot
 
-__all__ = ["NOT_ALIVE", "CoolDowns", "Phase", "Process", "ordered"]
+__all__ = ["NOT_ALIVE", "CoolDowns", "Phase", "Process", "Standstill", "ordered"]
 
 #: A failure on a host that comes later than this after its last cool-down counts as its first.
 _CALM_S = 60.0
+#: After how long, and then how often, the user hears for whom processes wait.
+_REMIND_S = 30.0
 
 
 class Phase(enum.Enum):
@@ -95,3 +97,26 @@ class CoolDowns:
     def count(self, hosts: Container[str] | None = None) -> int:
         """Return the number of failures on these hosts; None means all."""
         return sum(count for host, count in self._failures.items() if hosts is None or host in hosts)
+
+
+class Standstill:
+    """Since when processes have waited for others.
+
+    Attributes:
+        since_s: when this began; None as long as none waits.
+    """
+
+    def __init__(self) -> None:
+        self.since_s: float | None = None
+        self._told_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Count from now on."""
+        self.since_s = self._told_s = now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether the user should hear of it, again."""
+        if now_s - self._told_s < _REMIND_S:
+            return False
+        self._told_s = now_s
+        return True

@@ -17,12 +17,12 @@ from horovod.config import MEETING
 from horovod.core.membership_events import (
     Assign,
     Begin,
-    CoolDown,
     Discovered,
     Ended,
     Fence,
     Finish,
     Leaving,
+    Note,
     Paused,
     Silent,
     Slot,
@@ -171,8 +171,8 @@ class ElasticJob(Supervision):
                 self._begin(decision)
             elif isinstance(decision, TrainingOver):
                 self._members.ledger.is_trained = True
-            elif isinstance(decision, CoolDown):
-                self.say(f"no process is started on {decision.host} for {decision.delay_s:g} s, as others failed there")
+            elif isinstance(decision, Note):
+                self.say(decision.text)
             elif isinstance(decision, Finish):
                 self._end(decision.why)
 

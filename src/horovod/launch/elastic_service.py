@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from horovod.core.membership_events import Assign, Begin, Fence, Finish, Gone, Policy, Silent, TrainingOver
+from horovod.core.membership_events import Assign, Begin, Fence, Finish, Gone, Note, Policy, Silent, TrainingOver
 from horovod.errors import InitError
 from horovod.launch.elastic_members import ElasticMembers
 from horovod.phrases import printable
@@ -65,6 +65,8 @@ class _Job:
             self._members.ledger.is_trained = True
         elif isinstance(decision, Gone):
             self._note_end(decision, now)
+        elif isinstance(decision, Note):
+            _say(decision.text)
         elif isinstance(decision, Finish):
             if decision.why:
                 _say(f"the job has ended: {decision.why}")
