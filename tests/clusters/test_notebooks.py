@@ -24,7 +24,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 START = "import horovod\nsession = horovod.interactive(np=2)"
 IMPORTS = "%%hvd\nimport os, sys, time\nimport numpy as np\nimport horovod.numpy as hvd\nhvd.init()"
 
-
 IN_A_THREAD = """\
 import os, threading, time
 failures = []
@@ -56,7 +55,6 @@ lines = ''.join(out).splitlines()
 passed = time.monotonic() - begin
 [[line for line in lines if line.startswith(f'[{rank}]')] == [f'[{rank}] {n}' for n in range(2000)] for rank in (0, 1)]
 """
-
 
 SENT = """\
 import os, signal
@@ -175,8 +173,7 @@ async def _ordinary(kernel: Kernel) -> None:
     assert await kernel.value("%%hvd\n[seen, float(_.sum()), __name__]") == [0, 9.0, "__main__"]
     assert await kernel.value('session.pull("seen")') == [0, 1]
     assert [o.output_type for o in (await kernel.run("%%hvd\nseen;")).outputs] == []
-    lock = await kernel.run("%%hvd\nimport threading\nthreading.Lock()")
-    assert "locked" in result(lock)  # shown, although it cannot be sent
+    assert "locked" in result(await kernel.run("%%hvd\nimport threading\nthreading.Lock()"))  # shown, though not sent
 
     # Much output comes in few parts: a kernel sends each as a message, and drops some of a flood.
     assert await kernel.value(COUNTED) == [True, True]
@@ -193,6 +190,10 @@ async def _ordinary(kernel: Kernel) -> None:
     assert told.splitlines()[-1] == "SyntaxError: invalid syntax" and ", in " not in told, told
     told = errors(await kernel.run("%%hvd\nraise OSError('no ' + os.fsdecode(b'caf\\xe9'))"))
     assert "ranks 0, 1:" in told and r"OSError: no caf\udce9" in told
+    # A process that a cell has forked ends with it, and only the rank answers.
+    for body, code in (("1 / 0", 1), ("sys.exit(3)", 3), ("pass", 0)):
+        cell = await kernel.run(f"%%hvd\nif not (child := os.fork()):\n    {body}\nchild and os.wait()[1] >> 8")
+        assert (result(cell), "ZeroDivisionError" in stream(cell, "stderr")) == (str(code), body == "1 / 0")
 
     # One rank fails while the other waits for it: both are named, and they go on together.
     cell = await kernel.run(
@@ -236,8 +237,7 @@ async def _ordinary(kernel: Kernel) -> None:
     assert await kernel.value("import os\nos.getpid()") == kernel_pid
 
     # The stop button while a cell is sent.
-    told = errors(await kernel.run(SENT))
-    assert "KeyboardInterrupt: the cell was interrupted on all ranks" in told, told
+    assert "KeyboardInterrupt: the cell was interrupted on all ranks" in errors(await kernel.run(SENT))
     assert await kernel.value("%%hvd\nhvd.allreduce(np.ones(2), op=hvd.Sum).tolist()") == [2.0, 2.0]
 
 

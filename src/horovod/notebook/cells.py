@@ -37,6 +37,7 @@ class CellRunner:
 
     def __init__(self, socket: zmq.Socket[bytes], rank: int) -> None:
         self._socket, self._rank = socket, rank
+        self._pid = os.getpid()
         self._is_running = False
         self._interrupts = 0  # that the kernel has sent, as far as is known here
         self._failure: BaseException | None = None
@@ -94,6 +95,8 @@ class CellRunner:
                 self._hear_interrupts()  # the cell may have set another handler
         except BaseException as error:
             self._failure = error
+        if os.getpid() != self._pid:
+            self._end_forked()
         submitted, is_broken = -1, False
         if context.is_initialized():
             engine = context.engine()
@@ -104,6 +107,17 @@ class CellRunner:
         summary, trace = _described(self._failure)
         is_loss = isinstance(self._failure, PeerLostError)
         return Done(message.number, b"", "", summary, trace, is_loss, submitted, is_broken)
+
+    def _end_forked(self) -> None:
+        """End a process that a cell has forked, with a script's exit codes; its copy of the socket is of no use."""
+        status: Any = int(self._failure is not None)
+        if isinstance(self._failure, SystemExit) and isinstance(self._failure.code, int | None):
+            status = self._failure.code or 0
+        elif self._failure is not None:
+            sys.stderr.write(f"{_described(self._failure)[1]}\n")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status & 0xFF)
 
     def _evaluate(self, source: str, name: str) -> Any:
         """Run a cell; return the value of its last expression, or None."""
