@@ -315,6 +315,17 @@ def test_rows_that_stay_in_memory_are_read_once(tmp_path: Path, shuffles: bool) 
         (tmp_path / "rows").unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_arrays_of_other_parts_of_the_rows_have_the_same_length(tmp_path: Path, batch_size: int) -> None:
+    with parquet.ParquetWriter(tmp_path / "rows", pa.schema({"x": pa.list_(pa.float64())})) as writer:
+        for width in (3, 2):
+            writer.write_table(pa.table({"x": [[1.0] * width] * 2}))
+    table = ParquetTable((f"{tmp_path}/rows",), ((2, 2),))
+    reader = Reader(table, Store.create(str(tmp_path)), ["x"], 0, 1, batch_size)
+    with pytest.raises(RequestError, match=r"column 'x' has arrays of different shapes: \[\(2,\), \(3,\)\]. Pad them"):
+        list(itertools.islice(reader.stream(), reader.steps))
+
+
 def test_a_store_that_a_rank_does_not_share_is_named(tmp_path: Path) -> None:
     reader = Reader(ParquetTable(("/rows",), ((9,),)), Store.create("memory://folder"), ["x"], 1, 2, 3)
     with pytest.raises(RequestError, match=r"store memory://folder is not there for rank 1: /rows\n.* share the store"):

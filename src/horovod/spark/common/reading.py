@@ -54,6 +54,7 @@ class Reader:
     transform: Callable[[Any], Any] | None = None  # function that changes a pandas DataFrame of rows
     drops: Sequence[str] = ()  # columns to drop after ``transform``
     _kept: list[Batch] = field(default_factory=list)
+    _shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of one row of each column read so far
 
     def __post_init__(self) -> None:
         self.pieces = deal(self.table.groups, self.rank, self.size)
@@ -136,6 +137,11 @@ class Reader:
                 raise RequestError(
                     f"column {name!r} holds {value.dtype}, no numbers. Encode it first, or in transformation_fn; "
                     "name columns that are not for the model in transformation_removed_fields"
+                )
+            shapes = self._shapes.setdefault(name, value.shape[1:]), value.shape[1:]
+            if len(set(shapes)) > 1:  # a model may take both without an error
+                raise RequestError(
+                    f"column {name!r} has arrays of different shapes: {sorted(shapes)}. Pad them to one shape first"
                 )
         return columns
 
