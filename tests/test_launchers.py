@@ -64,7 +64,9 @@ def test_a_pod_without_a_service_says_what_is_missing() -> None:
 def test_pods_to_which_an_operator_gives_a_rank_are_hosts() -> None:
     """As PyTorchJob does for a command that is not torchrun."""
     given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "j-master-0", "MASTER_PORT": "23456", "PET_NNODES": "2"}
-    found = detect({**given, "KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOROVOD_SECRET_KEY": "00ff"})
+    given |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOROVOD_SECRET_KEY": "00ff"}
+    found = detect(given)
+    assert detect({**given, "JOB_COMPLETION_INDEX": "0"}) == found, "one of several Jobs, such as of a JobSet"
     assert (found.rank, found.size, found.local_rank, found.local_size, found.cross_rank) == (1, 2, 0, 1, 1)
     assert found.meeting == Meeting("hosts", ("j-master-0",), "torchrun//23456", True)
 
