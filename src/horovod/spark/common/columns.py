@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from horovod.errors import RequestError
 
-__all__ = ["FILL", "from_pandas", "to_numpy", "to_pandas"]
+__all__ = ["FILL", "check_shapes", "from_pandas", "to_numpy", "to_pandas"]
 
 FILL = "Fill or drop them first: df.fillna(), df.dropna()"
 """Advice about missing values."""
@@ -92,13 +92,23 @@ def from_pandas(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): _stacked(frame[name].to_numpy(), str(name)) for name in frame.columns}
 
 
+def check_shapes(shapes: Set[tuple[int, ...]], name: str) -> None:
+    """Refuse a column with arrays of several shapes.
+
+    Raises:
+        RequestError: there is more than one shape.
+    """
+    if len(shapes) > 1:
+        raise RequestError(
+            f"column {name!r} has arrays of different shapes: {sorted(shapes)[:5]}. Pad them to one shape first"
+        )
+
+
 def _stacked(column: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     """Return a column of arrays, of arrays of arrays, or of decimals as one array of numbers."""
     if column.dtype != object or not len(column):
         return column
-    shapes = {np.shape(entry) for entry in column}
-    if len(shapes) != 1:
-        raise RequestError(f"column {name!r} has arrays of different shapes: {sorted(shapes)[:5]}")
+    check_shapes({np.shape(entry) for entry in column}, name)
     whole = np.stack([np.asarray(entry) for entry in column])
     if whole.dtype == object and whole.ndim > 1:
         inner = _stacked(whole.ravel(), name)

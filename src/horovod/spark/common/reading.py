@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 
 from horovod.errors import RequestError
-from horovod.spark.common.columns import from_pandas, to_numpy, to_pandas
+from horovod.spark.common.columns import check_shapes, from_pandas, to_numpy, to_pandas
 from horovod.spark.common.dealing import RowRange, deal, steps_of
 from horovod.spark.common.store import Store
 from horovod.splits import split_evenly
@@ -138,11 +138,8 @@ class Reader:
                     f"column {name!r} holds {value.dtype}, no numbers. Encode it first, or in transformation_fn; "
                     "name columns that are not for the model in transformation_removed_fields"
                 )
-            shapes = self._shapes.setdefault(name, value.shape[1:]), value.shape[1:]
-            if len(set(shapes)) > 1:  # a model may take both without an error
-                raise RequestError(
-                    f"column {name!r} has arrays of different shapes: {sorted(shapes)}. Pad them to one shape first"
-                )
+            shape = value.shape[1:]
+            check_shapes({shape, self._shapes.setdefault(name, shape)}, name)  # a model may take both without an error
         return columns
 
 
