@@ -223,7 +223,7 @@ class PoplarExecutor:
                 )
             if [len(g["params"]) for g in optimizer.param_groups] != [len(g["params"]) for g in present.param_groups]:
                 raise ValueError("setOptimizer: the groups of parameters are not those of the optimizer before")
-            if all(not state.get("step", 1) for state in optimizer.state.values()):  # none was loaded
+            if all(not own.get("step", 1) for own in optimizer.state.values()):  # none was loaded; Adagrad is at 0
                 optimizer.state = present.state
         self._optimizer = optimizer
         self._hyperparameters = [copy.deepcopy(_hyperparameters(group)) for group in optimizer.param_groups]

@@ -59,7 +59,7 @@ def _of_keras_3(plain: Any) -> Any:
         if not _is_wanted(distribute_strategy):
             plain(self, distribute_strategy, *args, **kwargs)
             return
-        with distribute_strategy.extended.whole_batches(lambda dataset: dataset):
+        with distribute_strategy.extended.whole_batches():
             plain(self, distribute_strategy, *args, **kwargs)
         self.data_adapter = _Counted(self.data_adapter, _steps(distribute_strategy, self._num_batches))
         self._num_batches = self.data_adapter.num_batches
@@ -86,9 +86,9 @@ def _on_one_batch(plain: Any) -> Any:
         if (replicas := len(strategy.extended.worker_devices)) > 1:
             raise ValueError(
                 f"{plain.__name__} takes one batch, and each of the {replicas} replicas of this instance takes whole "
-                f"batches. Pass a dataset to fit, evaluate or predict, or start poprun with one replica per instance"
+                "batches. Pass a dataset to fit, evaluate or predict, or start poprun with one replica per instance"
             )
-        with strategy.extended.whole_batches(lambda dataset: dataset):
+        with strategy.extended.whole_batches():
             return plain(self, *args, **kwargs)
 
     return on_batch
@@ -102,7 +102,7 @@ def _of_all_replicas(plain: Any) -> Any:
         if self.steps_per_execution > 1 and isinstance(extended._collectives, RingCollectives):
             raise ValueError(
                 f"steps_per_execution={self.steps_per_execution}: Keras 3 cannot run several steps at once over gRPC, "
-                f"where TensorFlow loses the keys of its rings. Leave it out, or take IPUHorovodStrategy, or Keras 2"
+                "where TensorFlow loses the keys of its rings. Leave it out, or take IPUHorovodStrategy, or Keras 2"
             )
 
         def step_of_all(data: Any) -> Any:

@@ -269,7 +269,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         )
 
     @contextlib.contextmanager
-    def whole_batches(self, change: Callable[[Any], Any]) -> Iterator[None]:
+    def whole_batches(self, change: Callable[[Any], Any] = lambda dataset: dataset) -> Iterator[None]:
         """Return a context in which distributed datasets give replicas whole batches; ``change`` may replace them."""
         self._whole = change
         try:
