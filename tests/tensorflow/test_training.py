@@ -59,8 +59,10 @@ def _gradients_of_some_ranks(mode: str, groups: int, which: str, told: Path) -> 
         return tape.gradient(loss, [a, b], unconnected_gradients=unconnected)
 
     run = tf.function(gradients) if mode == "function" else gradients
+    # The second group of rank 0 is in flight. If rank 1 left too early, TensorFlow could hear of that first.
+    is_second_in_flight = mode == "function" and groups > 1
     with contextlib.ExitStack() as stack, pytest.raises(tf.errors.FailedPreconditionError) as caught:
-        if mode == "function" and groups > 1 and hvd.rank() == 0:
+        if is_second_in_flight and hvd.rank() == 0:
             finish = kernels._Run.finish
 
             def tell(run: Any) -> None:
@@ -70,8 +72,7 @@ def _gradients_of_some_ranks(mode: str, groups: int, which: str, told: Path) -> 
 
             stack.enter_context(mock.patch.object(kernels._Run, "finish", tell))
         run(tf.UnconnectedGradients.NONE)
-    if mode == "function" and groups > 1 and hvd.rank() == 1:
-        # The second group of rank 0 is in flight. If this rank left too early, TensorFlow could hear of that first.
+    if is_second_in_flight and hvd.rank() == 1:
         told.read_text()
     if which == "rows" or groups > 1:
         return str(caught.value), []
