@@ -19,6 +19,11 @@ __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Stor
 _DBFS = ("dbfs:/", "/dbfs/", "file:///dbfs/")
 
 
+def _is_hidden(name: str) -> bool:
+    """Return whether Spark ignores a file or folder: an unfinished write, or the log of a table."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
 class Store:
     """A folder for estimators; driver, executors and ranks must reach it under the same name.
 
@@ -101,14 +106,15 @@ class Store:
         return bool(self.parquet_files(path))
 
     def parquet_files(self, path: str) -> list[str]:
-        """Return the Parquet files below a folder, by name, without hidden ones and those that begin with ``_``.
+        """Return the Parquet files below a folder that Spark would read, by name.
 
         Args:
             path: path of the folder.
         """
         if not self.exists(path):
             return []
-        names = [name for name in self.fs.find(path) if not posixpath.basename(name).startswith(("_", "."))]
+        start = len(self.fs._strip_protocol(path))
+        names = [name for name in self.fs.find(path) if not any(map(_is_hidden, name[start:].split("/")))]
         return sorted(name for name in names if name.endswith((".parquet", ".pq")))
 
     def get_train_data_path(self, idx: Any = None) -> str:

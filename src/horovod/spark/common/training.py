@@ -55,9 +55,18 @@ class Trained:
 class Training:
     """A rank's data and progress."""
 
-    def __init__(self, job: TrainingJob, rank: int, size: int) -> None:
+    def __init__(self, job: TrainingJob, rank: int, size: int, set_seed: Callable[[int], Any]) -> None:
         self.job, self.rank = job, rank
+        # number of epochs done in the checkpoint, their metrics, and bytes of the state, None without a checkpoint
+        self.start, self.history, self.state = self._restored()
+        set_seed(self.seed)  # first: layers of Keras choose their own seeds when they are unpickled
         self.params = params = SimpleNamespace(**job.unpack(job.packed))
+        if self.is_loud and self.start:  # also for those who have changed the model, which it then does not fit
+            print(
+                f"run {job.run_id!r} goes on from its checkpoint after epoch {self.start}; for a new run take another "
+                "run_id",
+                flush=True,
+            )
 
         def reader(table: ParquetTable, what: str, batch_size: int, shuffles: bool) -> Reader:
             return Reader(
@@ -72,8 +81,6 @@ class Training:
             self.val = reader(job.val, "validation", params.val_batch_size or params.batch_size, False)
         self.steps: int = params.train_steps_per_epoch or self.train.steps
         self.val_steps: int = params.validation_steps_per_epoch or (self.val.steps if self.val else 0)
-        # number of epochs done in the checkpoint, their metrics, and bytes of the state, None without a checkpoint
-        self.start, self.history, self.state = self._restored()
 
     @property
     def is_loud(self) -> bool:
@@ -107,8 +114,6 @@ class Training:
         path = broadcast_object(found[-1] if found else "", 0, name="spark.checkpoint")
         if not path:
             return 0, [], None
-        if self.is_loud:  # also for those who have changed the model, which the checkpoint then does not fit
-            print(f"run {run_id!r} goes on from its checkpoint {path}; for a new run take another run_id", flush=True)
         with store.fs.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             return int(re.findall(r"\d+", path)[-1]), json.loads(archive.read(_HISTORY)), archive.read(_STATE)
 

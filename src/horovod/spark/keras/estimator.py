@@ -78,7 +78,7 @@ class KerasModel(_Packed, HorovodModel):
         model = objects["model"]
 
         def predict(features: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-            inputs = [shaped(value, model.inputs, i) for i, value in enumerate(features)]
+            inputs = [shaped(value, getattr(model, "inputs", None), i) for i, value in enumerate(features)]
             found = model.predict_on_batch(inputs[0] if len(inputs) == 1 else inputs)
             return [np.asarray(output) for output in keras.tree.flatten(found)]
 

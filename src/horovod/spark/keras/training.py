@@ -26,14 +26,14 @@ def shaped(value: np.ndarray[Any, Any], tensors: Sequence[Any] | None, index: in
 
     Args:
         value: rows of the column.
-        tensors: ``model.inputs`` or ``model.outputs``; None for a model without them.
+        tensors: ``inputs`` or ``outputs`` of the model; None for a model without them.
         index: index of the column among them.
     """
     if value.dtype.kind == "f":
         value = value.astype(keras.backend.floatx())
-    wanted = tuple(tensors[index].shape[1:]) if tensors and index < len(tensors) else ()
+    wanted = tuple(tensors[index].shape[1:]) if tensors and index < len(tensors) else value.shape[1:]
     fits = None not in wanted and math.prod(wanted) == math.prod(value.shape[1:])
-    return value.reshape(len(value), *wanted) if fits and value.shape[1:] != () else value
+    return value.reshape(len(value), *wanted) if fits else value
 
 
 def _one_or_all(values: Sequence[Any]) -> Any:
@@ -45,7 +45,8 @@ class _Data(keras.utils.PyDataset):
 
     def __init__(self, training: Training, model: Any, reader: Reader, steps: int, goes_on: bool) -> None:
         super().__init__()
-        self.training, self.model, self.reader, self.steps, self.goes_on = training, model, reader, steps, goes_on
+        self.training, self.reader, self.steps, self.goes_on = training, reader, steps, goes_on
+        self.inputs, self.outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
         self.epoch = training.start
         self._at: tuple[int, int] | None = None
         self._batches: Iterator[Batch] = iter(())
@@ -58,11 +59,11 @@ class _Data(keras.utils.PyDataset):
             self._batches = self.reader.stream((self.epoch * self.steps if self.goes_on else 0) + index)
         self._at = (self.epoch, index + 1)
         features, labels, weights = self.training.parts(next(self._batches))
-        inputs = [shaped(value, self.model.inputs, i) for i, value in enumerate(features)]
+        inputs = [shaped(value, self.inputs, i) for i, value in enumerate(features)]
         if shapes := self.training.params.label_shapes:
             targets = [shaped(value, None, 0).reshape(shape) for value, shape in zip(labels, shapes, strict=True)]
         else:
-            targets = [shaped(value, self.model.outputs, i) for i, value in enumerate(labels)]
+            targets = [shaped(value, self.outputs, i) for i, value in enumerate(labels)]
         batch = (_one_or_all(inputs), _one_or_all(targets))
         if weights is None:
             return batch
@@ -153,8 +154,7 @@ def _pin_gpu(use_gpu: bool) -> None:
 def train(job: TrainingJob) -> Trained | None:
     """Train on this rank."""
     hvd.init()
-    keras.utils.set_random_seed((job.seed + hvd.rank()) % (1 << 32))
-    training = Training(job, hvd.rank(), hvd.size())
+    training = Training(job, hvd.rank(), hvd.size(), lambda seed: keras.utils.set_random_seed(seed % (1 << 32)))
     params = training.params
     _pin_gpu(params.use_gpu)
     model, losses = params.model, params.loss

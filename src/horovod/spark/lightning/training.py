@@ -16,7 +16,7 @@ import horovod.torch as hvd
 from horovod.lightning import HorovodStrategy
 from horovod.spark.common.reading import Batch, Reader
 from horovod.spark.common.training import Trained, Training, TrainingJob
-from horovod.spark.torch.tensors import dtype_of, state_bytes, tensor_of
+from horovod.spark.torch.tensors import dtype_of, save_state, state_bytes, tensor_of
 
 __all__ = ["train"]
 
@@ -81,7 +81,7 @@ def _without_objects(path: Path, name: str) -> None:
     state = torch.load(path, weights_only=False)
     for key in ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters"):
         state.pop(key, None)
-    torch.save(state, name)
+    save_state(state, name)
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -91,8 +91,7 @@ def _listed(callbacks: Any) -> list[Any]:
 def train(job: TrainingJob) -> Trained | None:
     """Train on this rank."""
     hvd.init()
-    training = Training(job, hvd.rank(), hvd.size())
-    torch.manual_seed(training.seed)
+    training = Training(job, hvd.rank(), hvd.size(), torch.manual_seed)
     params = training.params
     with tempfile.TemporaryDirectory() as folder:
         saver = _Saver(training, folder)

@@ -12,7 +12,17 @@ import torch
 from horovod.errors import RequestError
 from horovod.spark.common.model import Predict
 
-__all__ = ["dtype_of", "load_state", "outputs_of", "predictor", "reshaped", "state_bytes", "tensor_of", "tensors"]
+__all__ = [
+    "dtype_of",
+    "load_state",
+    "outputs_of",
+    "predictor",
+    "reshaped",
+    "save_state",
+    "state_bytes",
+    "tensor_of",
+    "tensors",
+]
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
@@ -85,10 +95,29 @@ def predictor(objects: dict[str, Any], keeps_integers: bool = False) -> Predict:
     return predict
 
 
+def save_state(state: Any, file: Any) -> None:
+    """Write a state of tensors, numbers and strings to a file; safe loading refuses numbers of NumPy in it.
+
+    Args:
+        state: the state; NumPy's numbers in its dicts are replaced by Python's.
+        file: a name, or a file open for writing.
+    """
+    torch.save(_plain(state), file)
+
+
+def _plain(state: Any) -> Any:
+    if isinstance(state, np.generic):
+        return state.item()
+    if isinstance(state, dict):
+        for key, value in state.items():
+            state[key] = _plain(value)
+    return type(state)(map(_plain, state)) if type(state) in (list, tuple) else state
+
+
 def state_bytes(state: Any) -> bytes:
-    """Return a state of tensors, numbers and strings as bytes."""
+    """Return what ``save_state`` writes."""
     file = io.BytesIO()
-    torch.save(state, file)
+    save_state(state, file)
     return file.getvalue()
 
 

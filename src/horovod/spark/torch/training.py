@@ -179,8 +179,7 @@ class _Trainer:
 def train(job: TrainingJob) -> Trained | None:
     """Train on this rank."""
     hvd.init()
-    training = Training(job, hvd.rank(), hvd.size())
-    torch.manual_seed(training.seed)
+    training = Training(job, hvd.rank(), hvd.size(), torch.manual_seed)
     trainer, history = _Trainer(training), list(training.history)
     stream = training.train.stream(training.start * training.steps)
     for epoch in training.epochs:

@@ -1,0 +1,110 @@
+"""Models, losses, optimizers and files that Spark's estimators take."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
+pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
+if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
+    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
+
+from spark_fits import MARKS, Processes, df, session
+
+from horovod.spark.common.store import Store
+
+pytestmark = MARKS
+
+__all__ = ["df", "session"]  # fixtures
+
+
+def test_a_resumed_run_of_keras_draws_other_masks(df: Any, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    from horovod.spark.keras import KerasEstimator
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dropout(0.5)])
+    for epochs in (1, 2):
+        trained = KerasEstimator(
+            store=Store.create(str(tmp_path)), model=model, optimizer=keras.optimizers.SGD(0.0), loss="mse",
+            feature_cols=["extra"], label_cols=["label"], label_shapes=[[-1, 1]], batch_size=99, epochs=epochs,
+            shuffle=False, backend=Processes(), run_id="one", verbose=0,
+        ).fit(df)  # fmt: skip
+    first, second = trained.getHistory()["loss"]
+    assert first != second
+
+
+def test_a_keras_model_may_be_a_subclass_and_a_loss_gets_labels_of_the_outputs_shape() -> None:
+    keras = pytest.importorskip("keras")
+    from horovod.spark.keras import KerasModel
+    from horovod.spark.keras.training import _Data
+
+    class Net(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+
+        def build(self, shape: Any) -> None:
+            self.layer.build(shape)
+            self.built = True
+
+        def call(self, inputs: Any) -> Any:
+            return self.layer(inputs)
+
+    class Squares(keras.Loss):  # type: ignore[misc]
+        def call(self, label: Any, output: Any) -> Any:
+            assert label.shape == output.shape
+            return keras.ops.square(label - output)
+
+    training: Any = SimpleNamespace(
+        start=0, params=SimpleNamespace(label_shapes=None), parts=lambda batch: ([batch["x"]], [batch["y"]], None)
+    )
+    nets = {"subclass": Net(), "sequential": keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])}
+    nets["subclass"].build((None, 1))
+    for kind, model in nets.items():
+        batch = {"x": np.arange(4.0).reshape(4, 1), "y": np.arange(4).reshape((4, 1) if kind == "subclass" else 4)}
+        reader: Any = SimpleNamespace(stream=lambda first, batch=batch: itertools.repeat(batch))
+        model.compile("sgd", Squares())
+        model.fit(_Data(training, model, reader, 2, goes_on=False), verbose=0)
+        (outputs,) = KerasModel._predictor({"model": model})([batch["x"]])
+        kernel, bias = model.get_weights()
+        np.testing.assert_allclose(outputs, batch["x"] @ kernel + bias, rtol=1e-5)
+
+
+@pytest.mark.parametrize("through", ["bytes", "lightning"])
+def test_a_state_may_have_numbers_of_numpy(tmp_path: Path, through: str) -> None:
+    torch = pytest.importorskip("torch")
+    from horovod.spark.torch.tensors import load_state, state_bytes
+
+    weights = [torch.nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.Adam(weights, lr=np.float64(0.1), betas=(np.float64(0.5), 0.75))
+    if through == "bytes":
+        saved = load_state(state_bytes(optimizer.state_dict()))
+    else:
+        pytest.importorskip("lightning")
+        from horovod.spark.lightning.training import _without_objects
+
+        torch.save({"hyper_parameters": {"kind": Path}, "optimizer_states": [optimizer.state_dict()]}, tmp_path / "a")
+        _without_objects(tmp_path / "a", str(tmp_path / "b"))
+        (saved,) = torch.load(tmp_path / "b", weights_only=True)["optimizer_states"]
+    (group,) = saved["param_groups"]
+    assert (group["lr"], group["betas"]) == (0.1, (0.5, 0.75))
+    assert {type(group["lr"]), *map(type, group["betas"])} == {float}
+
+
+def test_a_store_finds_the_files_that_spark_reads(tmp_path: Path) -> None:
+    """Not those of unfinished writes, and of a table's log."""
+    shown, hidden = ["a.parquet", "day=1/a.parquet", "_day=1/a.parquet"], ["_temporary/0/a.parquet", ".b/a.parquet"]
+    for name in [*shown, *hidden, "_delta_log/1.checkpoint.parquet", "_a.parquet"]:
+        (tmp_path / "_store" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "_store" / name).touch()
+    for prefix in (str(tmp_path), f"file://{tmp_path}"):
+        found = Store.create(prefix).parquet_files(f"{prefix}/_store")
+        assert found == sorted(f"{tmp_path}/_store/{name}" for name in shown)
