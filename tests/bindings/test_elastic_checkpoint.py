@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,17 @@ def test_an_attribute_that_a_checkpoint_lacks_is_named(caplog: pytest.LogCapture
     state.load_checkpoint(written)
     assert (state.batch, state.best) == (7, 1.5)
     assert "the checkpoint has no value of best; the script's own is kept" in caplog.text
+
+
+def test_an_attribute_stays_the_kind_of_dict_that_it_was(tmp_path: Path) -> None:
+    seen, rows = Counter(a=2), defaultdict(list, x=[1])
+    written = ObjectState(lambda value: value, lambda: 0, seen=seen, rows=rows)
+    found = checkpoint.read(checkpoint.write(str(tmp_path), 1, written.checkpoint()))
+    state = ObjectState(lambda value: value, lambda: 0, seen=Counter(b=1), rows=defaultdict(list))
+    state.load_checkpoint(found)
+    state.seen["c"] += 1
+    state.rows["y"].append(2)
+    assert (state.seen, state.rows) == (Counter(a=2, c=1), {"x": [1], "y": [2]})
 
 
 def test_a_checkpoint_of_other_arrays_is_refused_with_the_first_difference() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import horovod.numpy as hvd
 
@@ -12,6 +13,7 @@ def test_sigterm_reaches_the_handler_of_the_script_after_the_functions() -> None
     before = signal.signal(signal.SIGTERM, lambda number, frame: done.append("own"))
     try:
         hvd.on_leave(lambda: done.append("function"))
+        hvd.on_leave(lambda: sys.exit(1))  # ends neither the other functions nor the handler
         signal.raise_signal(signal.SIGTERM)
         assert done == ["function", "own"]
     finally:

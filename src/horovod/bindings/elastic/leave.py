@@ -44,11 +44,11 @@ def on_leave(function: F) -> F:
 
 
 def run_functions() -> None:
-    """Call each registered function once; log an exception and go on."""
+    """Call each registered function once; log an exception, also that of ``sys.exit``, and go on."""
     while _functions:
         try:
             _functions.pop()()
-        except Exception:
+        except (Exception, SystemExit):
             logger.exception("a function of hvd.on_leave failed")
 
 

@@ -281,7 +281,8 @@ class ObjectState(State):
         known = {name: value for name, value in values["attributes"].items() if name in self._saved_state}
         if missing := [name for name in self._saved_state if name not in known]:
             logger.warning("the checkpoint has no value of %s; the script's own is kept", few(missing))
-        self._load({name: _Held(value) if has_state(getattr(self, name)) else value for name, value in known.items()})
+        present = self._present()
+        self._load({n: _Held(v) if has_state(present[n]) else _typed(v, present[n]) for n, v in known.items()})
 
     def _present(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved_state}
@@ -324,6 +325,16 @@ def _is_picklable(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def _typed(value: Any, present: Any) -> Any:
+    """Return a value of a checkpoint, which knows plain dicts only, as the same kind of dict as the present one."""
+    if not isinstance(present, dict) or not isinstance(value, dict) or type(present) is dict:
+        return value
+    typed = copy.copy(present)
+    typed.clear()
+    typed.update(value)
+    return typed
 
 
 def _copied(value: Any) -> Any:
