@@ -9,24 +9,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ReductionType(enum.IntEnum):
-    """The reduction over gradients, or over parts of a loss."""
-
-    Sum = 0
-    Mean = 1
-    NoReduction = 2
-
-
-class OutputMode(enum.IntEnum):
-    """The results that a call returns: those of its last batch, every n-th, all, or their sum."""
-
-    Final = 0
-    EveryN = 1
-    All = 2
-    Sum = 3
-    Default = 4
-
-
+#: The reduction over gradients, or over parts of a loss.
+ReductionType = enum.IntEnum("ReductionType", "Sum Mean NoReduction", start=0)
+#: The results that a call returns: those of its last batch, every n-th, all, or their sum.
+OutputMode = enum.IntEnum("OutputMode", "Final EveryN All Sum Default", start=0)
 AnchorMode = OutputMode  # its older name
 #: Whether the calling process or another one loads data.
 DataLoaderMode = enum.IntEnum("DataLoaderMode", "Sync Async AsyncRebatched", start=0)

@@ -252,10 +252,7 @@ class PoplarExecutor:
             state_dict: a result of the model's ``state_dict()``.
             strict: whether names must be the same.
         """
-        keys = self._user_model.load_state_dict(state_dict, strict=strict)
-        if self._replicas is not None:
-            self._replicas.forget_buffers()
-        return keys
+        return self._user_model.load_state_dict(state_dict, strict=strict)
 
     def isAttachedToDevice(self) -> bool:
         """Return whether the model has a device."""

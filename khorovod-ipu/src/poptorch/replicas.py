@@ -28,6 +28,7 @@ class Replicas:
         self._model = model
         self.count = count
         self._buffers: list[dict[_Key, torch.Tensor | None]] = []
+        self._versions: dict[_Key, Any] = {}
         self._random = [torch.Generator().manual_seed(seed + first + r).get_state() for r in range(count)]
 
     def _own_buffers(self) -> dict[_Key, torch.Tensor | None]:
@@ -35,16 +36,16 @@ class Replicas:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context for a call; after it the model has the first replica's buffers, which may have been changed
-        or replaced since the last call."""
+        """Return a context for a call; after it the model has the first replica's buffers. If they were changed or
+        replaced since the last call, all replicas begin with them: an inference model follows the training."""
         first = self._own_buffers()
-        if not self._buffers:
+        if not self._buffers or _versions(first) != self._versions:
             self._buffers = [first] + [{k: _copy(v) for k, v in first.items()} for _ in range(self.count - 1)]
-        self._buffers[0] = first
         try:
             yield
         finally:
             self._put(self._buffers[0])
+            self._versions = _versions(self._buffers[0])
 
     @contextlib.contextmanager
     def replica(self, number: int) -> Iterator[None]:
@@ -71,6 +72,10 @@ class Replicas:
     def forget_buffers(self) -> None:
         """Reset the buffers of all replicas to the model's present buffers."""
         self._buffers = []
+
+
+def _versions(buffers: dict[_Key, torch.Tensor | None]) -> dict[_Key, Any]:
+    return {key: b if b is None else (id(b), b.is_inference() or b._version) for key, b in buffers.items()}
 
 
 def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:

@@ -142,6 +142,24 @@ def test_each_replica_has_its_own_running_statistics_and_random_numbers() -> Non
     assert net["norm"].running_mean.tolist() == [2.0] and int(net["norm"].num_batches_tracked) == 2
 
 
+def test_all_replicas_of_an_inference_model_follow_the_training() -> None:
+    norm = torch.nn.BatchNorm1d(1)
+    norm_and_loss = torch.nn.ModuleDict({"norm": norm})
+    norm_and_loss.forward = lambda x: norm(x).square().mean() if norm.training else norm(x)
+    training = poptorch.trainingModel(norm_and_loss, optimizer=torch.optim.SGD(norm.parameters(), lr=0.1))
+    inference = poptorch.inferenceModel(norm_and_loss, poptorch.Options().replicationFactor(2))
+    x = torch.tensor([[1.0], [2.0], [10.0], [30.0]])
+    for scale in (1, 5, 25):
+        training(x * scale)
+        torch.testing.assert_close(inference(x), torch.nn.functional.batch_norm(
+            x, norm.running_mean, norm.running_var, norm.weight, norm.bias
+        ))  # fmt: skip
+    with torch.no_grad():
+        norm.running_mean.fill_(7.0)
+    first, second = inference(torch.zeros(2, 1)).tolist()
+    assert first == second
+
+
 def test_hyperparameters_change_when_they_are_set_and_momentum_stays() -> None:
     ours, reference = Net(), Net()
     optimizer = poptorch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
