@@ -175,7 +175,9 @@ class PoplarExecutor:
         first = options.replication_factor * options.Distributed.processId
         if self._training:
             self._instances = Instances(options)
-            self._instances.compare(self._user_model)
+            assert self._optimizer is not None
+            own = self._hyperparameters, self._loss_scaling
+            self._hyperparameters, self._loss_scaling = self._instances.compare(self._user_model, self._optimizer, own)
             first = self._instances.first_replica
         seed = torch.initial_seed() if options.random_seed is None else options.random_seed
         self._replicas = Replicas(self._user_model, options.replication_factor, seed % (1 << 62), first)

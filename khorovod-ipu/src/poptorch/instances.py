@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -38,8 +39,9 @@ class Instances:
         #: Number of replicas of all instances, and global index of this instance's first replica.
         self.replicas, self.first_replica = options.replication_factor, 0
 
-    def compare(self, model: torch.nn.Module) -> None:
-        """Check that all instances have equal models and options, count replicas, copy the first instance's weights.
+    def compare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hyperparameters: Any) -> Any:
+        """Check that all instances have equal models and options, count replicas, copy the first instance's weights
+        and its optimizer's state; return the first instance's hyperparameters.
 
         Raises:
             ValueError: models or options differ; the message names the instances.
@@ -48,12 +50,12 @@ class Instances:
         """
         group = self._group
         if group is None or group.process_set is None:
-            return
+            return hyperparameters
         options, parameters = self._options, list(model.parameters())
         own = [
             options.replication_factor, options.device_iterations, options.Training.gradient_accumulation,
             int(options.Training.reduction), -1 if options.random_seed is None else options.random_seed,
-            len(parameters), sum(parameter.numel() for parameter in parameters),
+            len(parameters), sum(parameter.numel() for parameter in parameters), bool(optimizer.state),
         ]  # fmt: skip
         table = hvd.allgather(torch.tensor([own]), name=f"{self._name}.options", process_set=group.process_set)
         for column, word in enumerate(_WORDS, 1):
@@ -71,6 +73,9 @@ class Instances:
         ]
         for handle in handles:
             hvd.synchronize(handle)
+        if table[:, -1].any():  # perhaps of the first instance alone, where only that one loaded a checkpoint
+            hvd.broadcast_optimizer_state(optimizer, group.members[0], process_set=group.process_set)
+        return hvd.broadcast_object(hyperparameters, group.members[0], f"{self._name}.values", group.process_set)
 
     def add_up(self, gradients: Sequence[torch.Tensor]) -> None:
         """Overwrite gradients with their sum over instances.

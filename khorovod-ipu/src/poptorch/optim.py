@@ -24,8 +24,7 @@ class VariableAttributes:
     def markAsConstant(self, attr: str) -> None:
         """Do nothing; accepted for compatibility."""
 
-    def markAsVariable(self, attr: str) -> None:
-        """Do nothing; accepted for compatibility."""
+    markAsVariable = markAsConstant
 
 
 _HARDWARE = (

@@ -295,6 +295,35 @@ def test_instances_train_as_one_process_does_on_the_whole_batch(size: int, kind:
     torch.testing.assert_close(found[0], alone(size), rtol=1e-10, atol=1e-12)
 
 
+def resume() -> tuple[list[float], int]:
+    rank, size = rank_and_size()
+    with instance(rank, size):
+        net = Net(0)
+        optimizer = poptorch.optim.Adam(net.parameters(), lr=0.01 if rank == 0 else 0.5)
+        x, y = Data()[:8]
+        mine = x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4]
+        if rank == 0:  # as with a checkpoint that the first instance alone has read
+            net(x, y)[1].backward()
+            optimizer.step()
+        model = poptorch.trainingModel(net, popdist.poptorch.Options(), optimizer)
+        for _ in range(3):
+            model(*mine)
+        return torch.cat([p.detach().flatten() for p in net.parameters()]).tolist(), len(optimizer.state)
+
+
+def test_instances_go_on_with_the_optimizer_of_the_first_one() -> None:
+    net, (x, y) = Net(0), Data()[:8]
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(x, y)[1].backward()
+        optimizer.step()
+    expected = torch.cat([p.detach().flatten() for p in net.parameters()])
+    for found, states in run_ranks(2, resume, init=False):
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-12, atol=1e-12)
+        assert states == 4
+
+
 def differ() -> list[str]:
     rank, size = rank_and_size()
     found = []
