@@ -19,6 +19,7 @@ from popart.model import OPSETS, check_opset, load_proto, read_graph
 from popart.opsets import AiGraphcore, AiOnnx
 from popart.shapes import Shapes
 from popart.tensors import Array, TensorInfo
+from popart.updates import STATE
 
 __all__ = ["Builder", "DebugContext"]
 
@@ -280,7 +281,7 @@ class Builder(Annotations):
             if opset.domain in ("", "ai.onnx"):
                 self._opset = self._opset_used = opset.version
         found = read_graph(model)
-        self._weights = dict(found.weights)
+        self._weights = {name: array for name, array in found.weights.items() if not name.startswith(STATE)}
         for name, info in found.inputs.items():
             self._shapes.add_input(name, info)
         for name, array in found.weights.items():

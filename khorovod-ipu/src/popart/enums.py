@@ -12,33 +12,10 @@ __all__ = [
     "SyntheticDataMode", "TensorStorage", "TileSet", "VirtualGraphMode", "WeightDecayMode",
 ]  # fmt: skip
 
-
-class AnchorReturnTypeId(IntEnum):
-    """The values of an anchor that a run returns to the host."""
-
-    Final = 0
-    EveryN = 1
-    All = 2
-    Sum = 3
-
-
-class ReductionType(Enum):
-    """The reduction over samples, replicas or micro-batches."""
-
-    Sum = "Sum"
-    Mean = "Mean"
-    NoReduction = "NoReduction"
-
-
-class RecomputeType(Enum):
-    """Keep a tensor for backward, or recompute it; without effect on the software device."""
-
-    Undefined = 0
-    Checkpoint = 1
-    Recompute = 2
-    Recomputed = 3
-
-
+#: The reduction over samples, replicas or micro-batches.
+ReductionType = Enum("ReductionType", {"Sum": "Sum", "Mean": "Mean", "NoReduction": "NoReduction"})
+#: The values of an anchor that a run returns to the host.
+AnchorReturnTypeId = IntEnum("AnchorReturnTypeId", "Final EveryN All Sum", start=0)
 #: The dtypes of tensors; the dtype of an optimizer's state is without effect on the software device.
 DataType = Enum(
     "DataType", "FLOAT FLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL UNDEFINED"
@@ -77,6 +54,7 @@ ExecutionPhaseSchedule = Enum("ExecutionPhaseSchedule", "Interleaving Batch Batc
 Instrumentation = Enum("Instrumentation", "Outer Inner")
 MeanReductionStrategy = Enum("MeanReductionStrategy", "Running Post")
 PatternsLevel = Enum("PatternsLevel", "NoPatterns Minimal Default All", start=0)
+RecomputeType = Enum("RecomputeType", "Undefined Checkpoint Recompute Recomputed", start=0)
 RecomputationType = Enum("RecomputationType", "NoRecompute Standard NormOnly Pipeline RecomputeAll")
 ReplicatedTensorSharding = Enum("ReplicatedTensorSharding", "Off On")
 SubgraphCopyingStrategy = Enum("SubgraphCopyingStrategy", "OnEnterAndExit JustInTime")

@@ -112,7 +112,7 @@ class DeviceSession:
     # -- weights -------------------------------------------------------------------------------------------------
 
     def weightsFromHost(self) -> None:
-        """Copy all weights to the device; the optimizer's state there is unchanged."""
+        """Copy all weights to the device, and the optimizer's state."""
         self._weights.upload()
 
     def weightsToHost(self) -> None:
@@ -128,11 +128,11 @@ class DeviceSession:
         self._weights.write(weightsIo)
 
     def getWeightIds(self) -> list[str]:
-        """Return the ids of all weights, trained or not; an addition of the software device."""
+        """Return the ids of all weights, trained or not, and of the optimizer's state; PopART does not have this."""
         return list(self._weights.host)
 
     def modelToHost(self, fn: str) -> None:
-        """Write the model with the device's weights to a file."""
+        """Write the model with the device's weights and the optimizer's state to a file; sessions resume from it."""
         self._weights.save(fn)
 
     def resetHostWeights(

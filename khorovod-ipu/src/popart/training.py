@@ -16,7 +16,7 @@ from popart.hostreduce import Callback, HostStreams, check_host_reduce
 from popart.optimizers import Optimizer
 from popart.options import SessionOptions
 from popart.session import DeviceSession
-from popart.updates import Updates, clip_factors
+from popart.updates import Updates, clip_factors, first_state
 
 __all__ = ["TrainingSession"]
 
@@ -52,7 +52,8 @@ class TrainingSession(DeviceSession):
                 f"the loss {loss!r} does not depend on any weight: addInitializedInputTensor makes one. "
                 "A session without weights needs a Gradient___ tensor among its anchors"
             )
-        self._updates = Updates(optimizer)
+        self._updates = Updates(optimizer, self._weights.device)
+        self._take(optimizer)
         self._streams = HostStreams(self._plan.trained, self._options) if self._options.hostAllReduce else None
         self._over_processes = OverProcesses(self._options) if self._options.enableDistributedReplicatedGraphs else None
         self._link: Exchange = self._streams or self._over_processes or KeptHere()
@@ -86,6 +87,13 @@ class TrainingSession(DeviceSession):
 
     # -- optimizer and weights -----------------------------------------------------------------------------------
 
+    def _take(self, optimizer: Optimizer) -> None:
+        """Use an optimizer, whose state becomes a part of the weights."""
+        for name, array in first_state(optimizer, self._plan.trained).items():
+            self._weights.add(name, array)
+            self._plan.shapes.add_weight(name, array)
+        self._updates.optimizer = optimizer
+
     def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
         """Continue with other hyperparameters, and keep the state.
 
@@ -105,7 +113,7 @@ class TrainingSession(DeviceSession):
         if changed := present.changed_constants(optimizer):
             raise popart_exception(f"constant hyperparameters cannot change: {'; '.join(changed)}. (value, False) can")
         check_host_reduce(self._options, optimizer)
-        self._updates.optimizer = optimizer
+        self._take(optimizer)
 
     def broadcastWeights(self, rootRank: int = 0) -> None:
         """Copy the root's host weights to every process; weights are matched by name, in any order.

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from popart.enums import AdamMode, AdaptiveMode, WeightDecayMode
 from popart.optimizers import SGD, Adam, Adaptive, Optimizer
+from popart.tensors import Array, TensorInfo
 
-__all__ = ["Updates", "clip_factors"]
+__all__ = ["STATE", "Updates", "clip_factors", "first_state"]
+
+#: Beginning of the ids of the optimizer's state, which the session keeps as it keeps weights.
+STATE = "OptimizerState___"
+
+
+def _state_ids(optimizer: Optimizer, weight: str) -> dict[str, str]:
+    """Return the ids of the state for one weight. They name the algorithm: another one must not go on from it."""
+    algorithm, kinds = "SGD", ["velocity"] if isinstance(optimizer, SGD) and optimizer.has_momentum() else []
+    if isinstance(optimizer, Adam | Adaptive):
+        kinds = ["first", "second", "steps"] if isinstance(optimizer, Adam) else ["squares", "others", "momentum"]
+        algorithm = optimizer.mode.name
+    return {kind: f"{STATE}{algorithm}.{kind}___{weight}" for kind in kinds}
+
+
+def first_state(optimizer: Optimizer, weights: Mapping[str, TensorInfo]) -> dict[str, Array]:
+    """Return the state with which an optimizer begins, by id."""
+    made = {}
+    for weight, own in weights.items():
+        for kind, name in _state_ids(optimizer, weight).items():
+            info = TensorInfo("FLOAT", []) if kind == "steps" else own
+            first = kind == "squares" and getattr(optimizer, "rmsprop_tf_variant", False)
+            made[name] = np.full(info.shape(), first, info.numpy_dtype())
+    return made
 
 
 class Updates:
-    """The optimizer on the device, and its state.
+    """The optimizer on the device.
 
     Args:
         optimizer: optimizer with the hyperparameters; may be replaced.
+        tensors: tensors of the device by id; the optimizer's state is among them.
 
     Attributes:
         optimizer: the present optimizer.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self._state: dict[str, dict[str, torch.Tensor]] = {}
+    def __init__(self, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.optimizer, self._tensors = optimizer, tensors
 
     def apply(self, name: str, weight: torch.Tensor, gradient: torch.Tensor, scale: float = 1.0) -> None:
         """Update one weight.
@@ -37,7 +62,7 @@ class Updates:
         """
         optimizer = self.optimizer
         gradient = gradient * (scale / optimizer.getLossScalingVal())
-        state = self._state.setdefault(name, {})
+        state = {kind: self._tensors[own] for kind, own in _state_ids(optimizer, name).items()}
         if isinstance(optimizer, Adam):
             _adam(optimizer, name, weight, gradient, state)
         elif isinstance(optimizer, Adaptive):
@@ -51,8 +76,7 @@ def _sgd(optimizer: SGD, name: str, w: torch.Tensor, g: torch.Tensor, state: dic
     momentum, dampening = optimizer.hyperparameter("momentum", name), optimizer.hyperparameter("dampening", name)
     step = (1 - dampening) * (g + decay * w)
     if optimizer.has_momentum():
-        velocity = state.setdefault("velocity", torch.zeros_like(w))
-        step = velocity.mul_(momentum).add_(step)
+        step = state["velocity"].mul_(momentum).add_(step)
     w.sub_(rate * step)
 
 
@@ -62,9 +86,9 @@ def _adam(optimizer: Adam, name: str, w: torch.Tensor, g: torch.Tensor, state: d
     )
     if optimizer.weight_decay_mode is WeightDecayMode.L2Regularization:
         g = g + decay * w
-    steps = state.setdefault("steps", torch.zeros(())).add_(1)
-    first = state.setdefault("first", torch.zeros_like(w)).mul_(beta1).add_((1 - beta1) * g)
-    second = state.setdefault("second", torch.zeros_like(w))
+    steps = state["steps"].add_(1)
+    first = state["first"].mul_(beta1).add_((1 - beta1) * g)
+    second = state["second"]
     unbiased = optimizer.mode in (AdamMode.Adam, AdamMode.Lamb)
     correction1 = 1 - beta1 ** steps.item() if unbiased or optimizer.mode is AdamMode.AdaMax else 1.0
     if optimizer.mode is AdamMode.AdaMax:
@@ -90,19 +114,18 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
     if optimizer.weight_decay_mode is WeightDecayMode.L2Regularization:
         g = g + decay * w
     mode, like_tensorflow = optimizer.mode, optimizer.rmsprop_tf_variant
-    squares = state.setdefault("squares", torch.ones_like(w) if like_tensorflow else torch.zeros_like(w))
+    squares, others = state["squares"], state["others"]
     if mode is AdaptiveMode.AdaGrad:
         squares.add_(g * g)
     else:
         squares.mul_(alpha).add_((1 - alpha) * g * g)
     if mode is AdaptiveMode.AdaDelta:
-        steps = state.setdefault("steps", torch.zeros_like(w))
-        step = g * (steps + eps).sqrt() / (squares + eps).sqrt()
-        steps.mul_(alpha).add_((1 - alpha) * step * step)
+        step = g * (others + eps).sqrt() / (squares + eps).sqrt()
+        others.mul_(alpha).add_((1 - alpha) * step * step)
     else:
         spread = squares
         if mode is AdaptiveMode.CenteredRMSProp:
-            mean = state.setdefault("mean", torch.zeros_like(w)).mul_(alpha).add_((1 - alpha) * g)
+            mean = others.mul_(alpha).add_((1 - alpha) * g)
             spread = squares - mean * mean
         step = g / ((spread + eps).sqrt() if like_tensorflow else spread.sqrt() + eps)
     if optimizer.weight_decay_mode is WeightDecayMode.Decay:
@@ -110,7 +133,7 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
     if like_tensorflow:  # a later change of the rate does not scale the momentum
         step, rate = rate * step, 1.0
     if momentum:
-        step = state.setdefault("momentum", torch.zeros_like(w)).mul_(momentum).add_(step)
+        step = state["momentum"].mul_(momentum).add_(step)
     w.sub_(rate * step)
 
 

@@ -15,6 +15,7 @@ from popart.errors import popart_exception, unknown
 from popart.model import load_proto
 from popart.stepio import PyWeightsIO
 from popart.tensors import Array
+from popart.updates import STATE
 
 __all__ = ["Weights"]
 
@@ -41,6 +42,11 @@ class Weights:
         for name in self.trained:
             self.device[name].requires_grad_(True)
         self.uploaded = False
+
+    def add(self, name: str, array: Array) -> None:
+        """Take a tensor that is not trained, unless it exists: a part of the optimizer's state."""
+        self.host.setdefault(name, array)
+        self.device.setdefault(name, torch.from_numpy(self.host[name].copy()))
 
     @torch.no_grad()
     def upload(self) -> None:
@@ -76,7 +82,7 @@ class Weights:
         Path(filename).write_bytes(model.SerializeToString())
 
     def reset(self, model: Any, ignore_others: bool) -> None:
-        """Replace the host's values by those of another model with the same weights.
+        """Replace the host's values by those of another model with the same weights; it may have an optimizer's state.
 
         Args:
             model: the other model's bytes, or a file's name.
@@ -86,16 +92,17 @@ class Weights:
             popart_exception: a weight is missing, does not fit, or is unknown here without ``ignore_others``.
         """
         given = {tensor.name: numpy_helper.to_array(tensor) for tensor in load_proto(model).graph.initializer}
-        if missing := sorted(self.host.keys() - given.keys()):
+        host = {name: array for name, array in self.host.items() if name in given or not name.startswith(STATE)}
+        if missing := sorted(host.keys() - given.keys()):
             raise popart_exception(f"the model does not have the weights {', '.join(missing)}")
-        if not ignore_others and (strange := sorted(given.keys() - self.host.keys())):
+        if not ignore_others and (strange := sorted(n for n in given.keys() - host.keys() if not n.startswith(STATE))):
             raise popart_exception(
                 f"the model has weights that this session does not use: {', '.join(strange)}. "
                 "ignoreWeightsInModelWithoutCorrespondingHostWeight=True passes over them"
             )
         self.write(PyWeightsIO({name: np.ascontiguousarray(given[name]).reshape(array.shape)
                                 if given[name].size == array.size else given[name]
-                                for name, array in self.host.items()}))  # fmt: skip
+                                for name, array in host.items()}))  # fmt: skip
 
     def _fitting(self, name: str, array: Array) -> Array:
         if name not in self.host:

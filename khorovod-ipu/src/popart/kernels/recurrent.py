@@ -17,11 +17,7 @@ __all__: list[str] = []
 Tensor = torch.Tensor
 _Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu}
 #: ONNX's attributes that the device's layers do not support.
 _NOT_HERE = ("activation_alpha", "activation_beta", "clip", "input_forget")
 

@@ -92,9 +92,5 @@ def _hardmax(rows: torch.Tensor, dim: int) -> torch.Tensor:
 
 plain({"MatMul": torch.matmul})
 simple(
-    {
-        "Softmax": _over_rows(torch.softmax),
-        "LogSoftmax": _over_rows(torch.log_softmax),
-        "Hardmax": _over_rows(_hardmax),
-    }
+    {"Softmax": _over_rows(torch.softmax), "LogSoftmax": _over_rows(torch.log_softmax), "Hardmax": _over_rows(_hardmax)}
 )

@@ -65,11 +65,7 @@ def _strategy_scope(strategy: Any) -> Iterator[None]:
 
 
 def train(
-    estimator: Any,
-    input_fn: Callable[..., Any],
-    hooks: Sequence[Any],
-    stop: StopAtStep,
-    listeners: Sequence[Any],
+    estimator: Any, input_fn: Callable[..., Any], hooks: Sequence[Any], stop: StopAtStep, listeners: Sequence[Any]
 ) -> None:
     """Train until ``stop`` ends it; takes the arguments of ``IPUEstimator.train``."""
     config, strategy = estimator.config, estimator.config.train_distribute
