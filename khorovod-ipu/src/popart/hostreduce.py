@@ -59,6 +59,7 @@ def check_host_reduce(options: SessionOptions, optimizer: Optimizer) -> None:
         (update and options.enablePipelining, "hostWeightUpdate", "enablePipelining"),
         (update and options.accumulation() > 1, "hostWeightUpdate", "enableGradientAccumulation"),
         (update and momentum, "hostWeightUpdate", "an SGD with momentum, whose velocity is on the device"),
+        (update and optimizer.clip_norm_settings, "hostWeightUpdate", "clip_norm_settings"),
         (options.mergeVarUpdate != MergeVarUpdateType.Off, "hostAllReduce", "mergeVarUpdate"),
         (options.enableDistributedReplicatedGraphs, "hostAllReduce", "enableDistributedReplicatedGraphs, which reduces "
          "gradients over the processes as well"),

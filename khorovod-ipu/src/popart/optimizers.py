@@ -134,6 +134,11 @@ class Optimizer:
         """Return a hyperparameter of one weight; ``name`` has no prefix ``default``."""
         return self._maps[name].get(weight).val()
 
+    def named_weights(self) -> set[str]:
+        """Return the ids of the weights that have values or limits of their own."""
+        limited = [settings.weightIds or () for settings in self.clip_norm_settings]
+        return set().union(*limited, *(values._specific for values in self._maps.values()))
+
     def changed_algorithm(self, other: Optimizer) -> list[str]:
         """Return the choices of the algorithm that differ in ``other``, an optimizer of the same class."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in self.ALGORITHM]

@@ -10,7 +10,7 @@ from popart.dataflow import DataFlow, InputShapeInfo
 from popart.devices import DeviceInfo
 from popart.distributed import OverProcesses
 from popart.enums import ReductionType
-from popart.errors import popart_exception
+from popart.errors import popart_exception, unknown
 from popart.execution import Exchange, KeptHere
 from popart.hostreduce import Callback, HostStreams, check_host_reduce
 from popart.optimizers import Optimizer
@@ -89,6 +89,10 @@ class TrainingSession(DeviceSession):
 
     def _take(self, optimizer: Optimizer) -> None:
         """Use an optimizer, whose state becomes a part of the weights."""
+        weights = self._plan.graph.weights
+        for name in optimizer.named_weights():
+            if name not in weights:
+                raise unknown("a weight of this model, as the optimizer has a value for it", name, weights)
         for name, array in first_state(optimizer, self._plan.trained).items():
             self._weights.add(name, array)
             self._plan.shapes.add_weight(name, array)

@@ -142,6 +142,7 @@ def test_a_step_that_breaks_off_in_a_callback_changes_nothing_and_the_next_one_w
 
 
 MOMENTUM = popart.SGD({"defaultMomentum": (0.9, True)})
+CLIPPING = popart.SGD({}, [popart.ClipNormSettings.clipAllWeights(1.0)])
 SEPARATE = popart.SGD({}, accumulatorAndMomentum=popart.SGDAccumulatorAndMomentum.Separate)
 
 
@@ -153,6 +154,7 @@ SEPARATE = popart.SGD({}, accumulatorAndMomentum=popart.SGDAccumulatorAndMomentu
         ({"hostWeightUpdate": True, "accumulationFactor": 2}, None, "cannot .* enableGradientAccumulation"),
         ({"hostAllReduceRemoteBuffer": True}, None, "hostAllReduceRemoteBuffer is not imitated"),
         ({"hostWeightUpdate": True}, MOMENTUM, "hostWeightUpdate cannot .* momentum"),
+        ({"hostWeightUpdate": True}, CLIPPING, "hostWeightUpdate cannot .* clip_norm_settings"),
         ({"mergeVarUpdate": popart.MergeVarUpdateType.All}, None, "hostAllReduce cannot .* mergeVarUpdate"),
         ({"enableDistributedReplicatedGraphs": True}, None, "hostAllReduce cannot .* over the processes as well"),
         ({}, popart.Adam({}), "Adam PopART trained each process by itself"),

@@ -229,6 +229,16 @@ def test_single_weights_clipping_and_new_hyperparameters() -> None:
         popart.SGD({"defaultLearningRate": "fast"})
 
 
+def test_an_optimizer_has_values_and_limits_for_weights_that_exist() -> None:
+    specific = popart.SGD({"defaultLearningRate": (0.1, False)})
+    session = session_of(mlp(2), None, specific)
+    specific.insertSpecific("w3", {"learningRate": (0.0, False)})
+    limited = popart.SGD({}, [popart.ClipNormSettings(["w1", "w3"], 1.0)])
+    for call in (lambda: session_of(mlp(2), None, limited), lambda: session.updateOptimizerFromHost(specific)):
+        with pytest.raises(popart.popart_exception, match="'w3' is not a weight of this model, as the optimizer"):
+            call()
+
+
 def test_options_are_known_by_name_and_copied_by_a_session() -> None:
     chosen = popart.SessionOptions()
     with pytest.raises(AttributeError, match="no option 'hostAllreduce'; did you mean 'hostAllReduce'"):
