@@ -75,3 +75,38 @@ def test_a_second_rank_is_lost_in_any_phase(phase: str, tmp_path: Path) -> None:
         assert trainings.samples_are_whole(value["log"]) == ""
         assert value["log"] == seen[0].outcome.value["log"]
         assert (value["weights"] == trainings.expected(value["log"], has_torch_formula=True)).all()
+
+
+def _retry() -> tuple[list[float], int]:
+    """Add up ones in six steps; an error of the script ends the fourth one on rank 1, which does it again."""
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    state = hvd.elastic.NumpyState(total=np.zeros(2), batch=0)
+    errors = {3: OSError("a file cannot be read")} if os.environ["HOROVOD_SLOT"] == "1" else {}
+
+    @hvd.elastic.step
+    def one(state: Any) -> None:
+        if error := errors.pop(state.batch, None):
+            raise error
+        state.total = state.total + hvd.allreduce(np.ones(2), op=hvd.Sum, name="ones")
+        state.batch += 1
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < 6:
+            try:
+                one(state)
+            except OSError:
+                one(state)
+
+    train(state)
+    return state.total.tolist(), state.progress
+
+
+@pytest.mark.slow
+def test_a_rank_does_a_step_again_that_its_script_has_failed_in() -> None:
+    with ElasticJob(_retry, Policy(2, minimum=2), {"a": 2}) as job:
+        assert list(job.values().values()) == [([12.0, 12.0], 6)] * 2

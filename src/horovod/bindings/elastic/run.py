@@ -238,7 +238,7 @@ class _Job:
             try:
                 context.renew(-1 if state._lacks_values else state.progress, digest)
                 process_sets.renew()
-                state._change_is_due = False
+                state._change_is_due, state._asked = False, None
                 return
             except InitError as error:
                 if not isinstance(error, DismissedError):

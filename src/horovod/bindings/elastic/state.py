@@ -48,6 +48,8 @@ class State:
     _lacks_values: bool = False
     #: Whether the ranks have seen a membership change and not yet acted on it.
     _change_is_due: bool = False
+    #: The handle of the question whether it is to change, if an exception of the script has ended its step.
+    _asked: Any = None
     #: Whether this process has a function of ``hvd.elastic.step``, which counts the samples of its steps.
     _has_declared_steps: ClassVar[bool] = False
     _generators: Sequence[generators.Generator] = generators.BUILT_IN

@@ -59,10 +59,12 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
             raise HostsUpdatedInterrupt()
         state._keeps_steps = True
         state.capture()
+        asked = state._asked
         try:
             # Rank 0 tells during the step whether the membership is to change, so that no rank waits for it.
-            wants = np.array([context.wants_change()], np.uint8)
-            asked = _comm.broadcast_async(wants, 0, name="elastic.change")
+            if asked is None:
+                wants = np.array([context.wants_change()], np.uint8)
+                asked = _comm.broadcast_async(wants, 0, name="elastic.change")
             result = function(*args, **kwargs)
         except HorovodInternalError:
             if not state.undo():
@@ -72,6 +74,11 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
                 )
                 state._keeps_steps = False
             raise
+        except BaseException:
+            # The script may call the step again on this rank alone; the others have asked once for it.
+            state._asked = asked
+            raise
+        state._asked = None
         _complete(state)
         # This rank's step is complete. If a rank dies now, the next collective raises PeerLostError.
         with contextlib.suppress(PeerLostError):
