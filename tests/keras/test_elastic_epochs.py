@@ -179,6 +179,77 @@ def test_all_ranks_stop_and_change_learning_rate_and_weights_as_rank_0_does() ->
 
 
 @pytest.mark.slow
+@on_ranks(1, given=["framework"])
+def test_a_loss_after_the_last_epoch_undoes_no_decision_of_a_callback() -> None:
+    """The first callback stops the training after the second epoch; then ranks are lost, until it ends."""
+    import numpy as np
+    from losing import losing
+
+    from horovod._keras import elastic_fit
+    from horovod.errors import PeerLostError
+
+    keras, hvd = keras_and_hvd()
+    events: list[Any] = []
+    left = [False, True]  # whether the exchange after an epoch fails
+
+    def exchange(value: Any, root: int, name: str) -> Any:
+        if name == "elastic.fit.decisions" and left.pop(0):
+            raise PeerLostError("rank 1 is lost by the test")
+        return value
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            events.append(epoch)
+            self.model.stop_training = epoch == 1
+
+        def on_train_end(self, logs: Any = None) -> None:
+            events.append("end")
+            hvd.allreduce(np.ones(1, "float32"), name="end")
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    state = hvd.elastic.KerasState(model)
+    x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+
+    @hvd.elastic.run
+    def train(state: Any) -> Any:
+        hvd.elastic.fit(state, x, y, batch_size=4, epochs=1, verbose=0)
+        return hvd.elastic.fit(state, x, y, batch_size=4, epochs=5, callbacks=[Stop()], verbose=0)
+
+    with losing((3,)) as losses, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elastic_fit, "broadcast_object", exchange)
+        history = train(state)
+    assert (losses.count, left, events) == (1, [], [1, "end", "end"])
+    assert (state.epoch, state.progress, history.epoch) == (2, 2, [1])
+
+
+@pytest.mark.slow
+@on_ranks(1, given=["framework"])
+def test_a_new_rank_keeps_the_weights_of_the_others_when_training_begins() -> None:
+    """It comes into the second ``fit`` of a script; its callback loads those with which the first one began."""
+    import numpy as np
+
+    keras, hvd = keras_and_hvd()
+    seen: list[float] = []
+
+    class Load(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.set_weights([np.zeros((1, 1), "float32")])
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            seen.append(float(self.model.get_weights()[0].sum()))
+
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), loss="mse")
+    model.set_weights([np.full((1, 1), 8, "float32")])
+    state = hvd.elastic.KerasState(model, epoch=1, _fit_goes_on=True)
+    x, y = np.ones((1, 1), "float32"), np.zeros((1, 1), "float32")
+    for epochs in (1, 2):
+        hvd.elastic.fit(state, x, y, batch_size=1, epochs=epochs, callbacks=[Load()], verbose=0)
+    assert (seen, model.get_weights()[0].sum()) == ([8.0], 6.0)
+
+
+@pytest.mark.slow
 @on_ranks(1, given=["backend"])
 def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves() -> None:
     import keras
@@ -201,14 +272,16 @@ def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves() -> No
     wrong: list[dict[str, Any]] = [
         {"x": Batches()}, {"x": x, "y": y, "steps_per_epoch": 1},
         {"x": x, "y": y, "class_weight": {0: 1.0}},
+        {"x": x, "y": y, "callbacks": [keras.callbacks.BackupAndRestore("backup")]},
         {"x": shard, "y": y}, {"x": shard, "sample_weight": y}, {"x": x, "sample_weight": y},
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.elastic.run(lambda state, how: hvd.elastic.fit(state, **how))(state, arguments)
         said.append(str(caught.value))
-    first, second, third, *others = said
+    first, second, third, fourth, *others = said
     assert "not a Batches" in first
     assert "takes no steps_per_epoch" in second
     assert "takes no class_weight: give sample_weight" in third
+    assert "takes no BackupAndRestore" in fourth
     assert ["give shard() a tuple" in other for other in others] == [True] * 3

@@ -104,6 +104,11 @@ class ElasticFit:
         if not isinstance(x, ArrayShard):
             parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
             x = self._kit.shard(parts, batch_size, shuffle, seed)
+        if any(kind.__name__ == "BackupAndRestore" for c in callbacks or () for kind in type(c).__mro__):
+            raise wrong_argument(
+                "hvd.elastic.fit() takes no BackupAndRestore, whose file has weights and an epoch of one rank only; "
+                "start the job with --checkpoint-dir"
+            )
         others = [c for c in callbacks or () if not isinstance(c, UpdateBatchStateCallback | UpdateEpochStateCallback)]
         return _Training(self._kit, state, x).fit(epochs, others, verbose, kwargs)
 
@@ -123,8 +128,8 @@ class _Training:
         self._joins = state._fit_goes_on
         self._has_begun = False
         #: The callbacks whose ``on_train_begin`` has run, here or in a ``fit`` that a loss has interrupted.
-        self._begun, state._begun = state._begun, ()
-        self.offset = 0
+        self._begun = state._begun
+        self.offset = self._epochs = 0
         if state._fit_place is not None:
             data.load_state_dict(state._fit_place)
 
@@ -135,35 +140,47 @@ class _Training:
             steps=None,
         )  # fmt: skip
         numbered.training, self._history = self, numbered._history
-        self._train = self._kit.make_function(model)
+        if state.epoch >= epochs and state._fit_over != epochs:
+            # The ranks are in a later fit() of the training function, with callbacks and a history of its own.
+            return state._history or self._history
+        self._train, self._epochs = self._kit.make_function(model), epochs
         try:
             with self._kit.installed(model, self._execute), _without_end(model.optimizer):
-                while state.epoch < epochs:
+                while state.epoch < epochs and state._fit_over != epochs:
                     self._fit_epoch(numbered, verbose, kwargs)
-                    if self._is_over():
-                        break
+                    self._follow()
+            if state._fit_over == epochs:
+                self._end(numbered)
         except (HorovodInternalError, HostsUpdatedInterrupt):
-            state._interrupted, state._begun = self._history, self._begun
+            state._interrupted, state._begun = self._history if self._has_begun else state._interrupted, self._begun
             raise
         finally:
             state._fit_goes_on = False
-        state._interrupted = None
-        if hasattr(model.optimizer, "finalize_variable_values"):
-            model.optimizer.finalize_variable_values(model.trainable_weights)
-        if self._has_begun:
-            state._history = model.history
-            numbered.end()
-            # EarlyStopping restores the best epoch's weights, which a new rank may not have seen.
-            state._send()
-        # After a loss in on_train_end this is called again, and trains nothing.
-        return state._history or model.history
+        state._interrupted, state._begun, state._fit_over = None, (), 0
+        return state._history or self._history
 
-    def _is_over(self) -> bool:
+    def _follow(self) -> None:
         """Follow rank 0 in what callbacks decide, as those of a new rank saw fewer epochs. Collective."""
-        own = self._rate()
-        is_over, rate = broadcast_object((bool(self.model.stop_training), own), 0, "elastic.fit.decisions")
+        state, own = self._state, self._rate()
+        state._fit_over, rate = broadcast_object((state._fit_over, own), 0, "elastic.fit.decisions")
         self._set_rate(rate)
-        return bool(is_over)
+
+    def _end(self, numbered: Any) -> None:
+        """End the training. Collective.
+
+        After a loss meanwhile it is called again; callbacks that have all been told are not told twice.
+        """
+        state, optimizer = self._state, self.model.optimizer
+        if hasattr(optimizer, "finalize_variable_values"):
+            optimizer.finalize_variable_values(self.model.trainable_weights)
+        if self._begun and not self._has_begun:
+            numbered.on_train_begin()  # for the history; that of the others has run
+        if self._has_begun:
+            state._history = self._history
+            numbered.end()
+            self._begun = ()
+        # EarlyStopping restores the best epoch's weights, which a new rank may not have seen.
+        state._send()
 
     def _rate(self) -> float | None:
         """Return the learning rate; None if the optimizer follows a schedule of its own."""
@@ -247,7 +264,11 @@ class _Training:
         # The others keep their counts, such as EarlyStopping's patience; Broadcast meets that of a new rank.
         known = {id(callback) for callback in self._begun if not isinstance(callback, BroadcastGlobalVariablesCallback)}
         numbered.callbacks = [callback for callback in callbacks if id(callback) not in known]
+        # A new rank has the weights of the others, which its callbacks must not replace by those of a file.
+        kept = self._state._shared() if self._joins else []
+        held = self._state._hold(kept)
         call()
+        self._state._put(kept, held)
         numbered.callbacks = self._begun = callbacks
         state, before = self._state, self._state._interrupted
         if before is not None and max(before.epoch, default=-1) < state.epoch:
@@ -283,9 +304,12 @@ class _Training:
         logs = dict(logs or {})
         return {**logs, **broadcast_object(self._state._fit_logs, 0, "elastic.fit.logs")} if self.is_at_end else logs
 
-    def end_epoch(self, epoch: int) -> None:
+    def end_epoch(self, epoch: int, logs: Any) -> None:
         state = self._state
+        state._last_logs = logs
         state.epoch, state.batch, state._epoch_has_begun = epoch + 1, 0, False
+        # A loss comes to light after validation or later, and must not undo what callbacks have decided.
+        state._fit_over = self._epochs if self.model.stop_training or state.epoch >= self._epochs else 0
         self.data.set_epoch(epoch + 1)
         state._fit_place = self.data.state_dict()
 
@@ -320,14 +344,13 @@ def _numbered(base: Any) -> Any:
             EpochIsOver.revoke(self.training.model)
             logs = self.training.whole_logs(logs)
             super().on_epoch_end(epoch, logs)
-            self.training.end_epoch(epoch)
-            self.last_logs = logs
+            self.training.end_epoch(epoch, logs)
 
         def on_train_end(self, logs: Any = None) -> None:
             """Do nothing: ``end`` ends the training after the last epoch."""
 
         def end(self) -> None:
-            super().on_train_end(getattr(self, "last_logs", None))
+            super().on_train_end(self.training._state._last_logs)
 
     return Numbered
 

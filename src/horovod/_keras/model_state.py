@@ -41,6 +41,8 @@ class ModelState(VariablesState):
     _fit_goes_on: bool
     #: Whether callbacks have been told that the epoch begins.
     _epoch_has_begun: bool
+    #: Argument ``epochs`` of the ``fit`` that has trained all, or that a callback has stopped; 0 when it has returned.
+    _fit_over: int
     #: Position of ``fit`` in its data.
     _fit_place: Any
     #: Keras' history of the last ``fit`` that trained.
@@ -51,6 +53,8 @@ class ModelState(VariablesState):
     _begun: Sequence[Any] = ()
     #: The metrics of the last epoch's training.
     _fit_logs: Any = None
+    #: The logs at the end of the last epoch.
+    _last_logs: Any = None
     _has_met = False
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -74,8 +78,8 @@ class ModelState(VariablesState):
                 "an elastic job with an optimizer of tf_keras and backward_passes_per_step > 1: a rank that joins "
                 "would not have its sums. Use Keras 3 with gradient_accumulation_steps"
             )
-        attributes: dict[str, Any] = {"epoch": 0, "batch": 0, "_epoch_has_begun": False}
-        super().__init__(**attributes | {"_fit_goes_on": False, "_fit_place": None} | kwargs)
+        of_fit = {"_epoch_has_begun": False, "_fit_goes_on": False, "_fit_over": 0, "_fit_place": None}
+        super().__init__(**{"epoch": 0, "batch": 0, **of_fit, **kwargs})
 
     def _shared(self) -> list[Any]:
         return [*self.model.weights, *self._of_optimizer()]
