@@ -140,9 +140,11 @@ class _Training:
             steps=None,
         )  # fmt: skip
         numbered.training, self._history = self, numbered._history
-        if state.epoch >= epochs and state._fit_over != epochs:
+        here = state.epoch, state.batch
+        if state._fit_over != epochs and (state.epoch >= epochs or state._fit_stops.get(epochs, here) < here):
             # The ranks are in a later fit() of the training function, with callbacks and a history of its own.
             return state._history or self._history
+        state._fit_stops = {**state._fit_stops, epochs: (epochs, 0)}
         self._train, self._epochs = self._kit.make_function(model), epochs
         try:
             with self._kit.installed(model, self._execute), _without_end(model.optimizer):
@@ -157,6 +159,7 @@ class _Training:
         finally:
             state._fit_goes_on = False
         state._interrupted, state._begun, state._fit_over = None, (), 0
+        state._fit_stops = {**state._fit_stops, epochs: (state.epoch, state.batch)}
         return state._history or self._history
 
     def _follow(self) -> None:

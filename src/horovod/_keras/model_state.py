@@ -43,6 +43,8 @@ class ModelState(VariablesState):
     _epoch_has_begun: bool
     #: Argument ``epochs`` of the ``fit`` that has trained all, or that a callback has stopped; 0 when it has returned.
     _fit_over: int
+    #: Epoch and batch at which each ``fit`` has stopped, or will at the latest, by its argument ``epochs``.
+    _fit_stops: dict[int, tuple[int, int]]
     #: Position of ``fit`` in its data.
     _fit_place: Any
     #: Keras' history of the last ``fit`` that trained.
@@ -78,7 +80,9 @@ class ModelState(VariablesState):
                 "an elastic job with an optimizer of tf_keras and backward_passes_per_step > 1: a rank that joins "
                 "would not have its sums. Use Keras 3 with gradient_accumulation_steps"
             )
-        of_fit = {"_epoch_has_begun": False, "_fit_goes_on": False, "_fit_over": 0, "_fit_place": None}
+        of_fit = {
+            "_epoch_has_begun": False, "_fit_goes_on": False, "_fit_over": 0, "_fit_stops": {}, "_fit_place": None,
+        }  # fmt: skip
         super().__init__(**{"epoch": 0, "batch": 0, **of_fit, **kwargs})
 
     def _shared(self) -> list[Any]:
