@@ -176,10 +176,9 @@ def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable
             try:
                 attributes[name] = _attribute(schema, name, value)
             except (TypeError, ValueError) as error:
-                what = (
-                    f"{schema.name.lower()}'s {name} is of type {str(schema.attributes[name].type).rpartition('.')[2]}"
-                )
-                raise popart_exception(f"{what}; received {value!r}") from error
+                kind = str(schema.attributes[name].type).rpartition(".")[2]
+                what = f"{schema.name.lower()}'s {name} is of type {kind}; received {value!r}"
+                raise popart_exception(what) from error
         outputs = graph.add_node(schema.name, "", version, list(inputs), count, attributes, label)
         return outputs if varies or count > 1 else outputs[0]
 

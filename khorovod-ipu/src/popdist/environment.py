@@ -164,7 +164,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
     found = division()
     if ipusPerReplica and found.is_set and ipusPerReplica != found.ipus_per_replica:
         raise RuntimeError(
-            f"getDeviceId({ipusPerReplica}): this job has {found.ipus_per_replica} IPUs per replica; start it with "
+            f"ipus_per_replica={ipusPerReplica}: this job has {found.ipus_per_replica} IPUs per replica; start it with "
             f"poprun --ipus-per-replica={ipusPerReplica}"
         )
     return found.local_instance

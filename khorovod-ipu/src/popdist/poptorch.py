@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import poptorch
-from popdist.environment import checkNumIpusPerReplica, division, getInstanceIndex, getNumInstances
+from popdist.environment import division, getDeviceId, getInstanceIndex, getNumInstances
 from poptorch.options import DistributedOptions
 
 __all__ = ["Options"]
@@ -53,11 +53,7 @@ class Options(poptorch.Options):
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
         found = division()
-        if ipus_per_replica is not None and found.is_set and not checkNumIpusPerReplica(ipus_per_replica):
-            raise RuntimeError(
-                f"popdist.poptorch.Options(ipus_per_replica={ipus_per_replica}), but the job was started for "
-                f"{found.ipus_per_replica}; start it with poprun --ipus-per-replica={ipus_per_replica}"
-            )
+        getDeviceId(ipus_per_replica or 0)  # refuses a number that is not the job's
         super().__init__()
         self.Distributed = _Distributed()
         super().replicationFactor(found.local)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from popdist.environment import division, getDeviceId, getInstanceIndex, getNumInstances
+from popdist.environment import getDeviceId, getInstanceIndex, getNumInstances
 
 __all__ = ["set_ipu_config"]
 
@@ -23,15 +23,9 @@ def set_ipu_config(config: Any, ipus_per_replica: int | None = None, configure_d
     Raises:
         RuntimeError: the job was started with another number of devices per replica.
     """
-    found = division()
-    ipus = found.ipus_per_replica if ipus_per_replica is None else ipus_per_replica
-    if found.is_set and ipus != found.ipus_per_replica:
-        raise RuntimeError(
-            f"set_ipu_config: ipus_per_replica={ipus}, but the job was started for {found.ipus_per_replica}; start it "
-            f"with poprun --ipus-per-replica={ipus}"
-        )
+    device = getDeviceId(ipus_per_replica or 0)
     if configure_device:
-        config.select_ipus = getDeviceId(ipus)
+        config.select_ipus = device
     config.experimental.multi_replica_distribution.process_count = getNumInstances()
     config.experimental.multi_replica_distribution.process_index = getInstanceIndex()
     return config

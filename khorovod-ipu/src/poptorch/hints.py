@@ -58,41 +58,6 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
     return loss
 
 
-class Block(torch.nn.Module):
-    """A part of a model for one device; without effect in software."""
-
-    def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
-        super().__init__()
-
-    @staticmethod
-    def useAutoId() -> None:
-        """Do nothing."""
-
-    @staticmethod
-    def start(user_id: str, ipu_id: int | None = None) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> Block:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
-    """Return a layer unchanged: blocks are without effect in software."""
-    return layer_to_call
-
-
-def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable[[_Function], _Function]:
-    """Return a decorator that changes nothing: blocks are without effect in software."""
-    return lambda function: function
-
-
-def removeBlocks(module: torch.nn.Module) -> None:
-    """Do nothing: blocks are without effect in software."""
-
-
 class Hint:
     """A hint how the hardware runs a part of a model; without effect in software."""
 
@@ -108,6 +73,35 @@ class Hint:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+class Block(torch.nn.Module, Hint):
+    """A part of a model for one device; without effect in software."""
+
+    def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
+        super().__init__()
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Do nothing."""
+
+    @staticmethod
+    def start(user_id: str, ipu_id: int | None = None) -> None:
+        """Do nothing."""
+
+
+def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
+    """Return a layer unchanged: blocks are without effect in software."""
+    return layer_to_call
+
+
+def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable[[_Function], _Function]:
+    """Return a decorator that changes nothing: blocks are without effect in software."""
+    return lambda function: function
+
+
+def removeBlocks(module: torch.nn.Module) -> None:
+    """Do nothing: blocks are without effect in software."""
 
 
 class Stage(Hint):

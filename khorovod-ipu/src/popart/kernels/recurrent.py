@@ -136,16 +136,10 @@ def _through_time(
     return torch.stack(found[::-1] if backwards else found), state
 
 
-@operator("LSTM")
-def _lstm(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _run_layer(node, inputs, 4, ["Sigmoid", "Tanh", "Tanh"], _of_lstm)
+_LAYERS = {"LSTM": (4, ["Sigmoid", "Tanh", "Tanh"], _of_lstm), "GRU": (3, ["Sigmoid", "Tanh"], _of_gru),
+           "RNN": (1, ["Tanh"], _of_rnn)}  # fmt: skip
 
 
-@operator("GRU")
-def _gru(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _run_layer(node, inputs, 3, ["Sigmoid", "Tanh"], _of_gru)
-
-
-@operator("RNN")
-def _rnn(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _run_layer(node, inputs, 1, ["Tanh"], _of_rnn)
+@operator(*_LAYERS)
+def _recurrent(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
+    return _run_layer(node, inputs, *_LAYERS[node.op])
