@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,22 +67,63 @@ class Adam(_WithLossScaling, torch.optim.Adam):
     """Adam; see ``torch.optim.Adam`` and ``loss_scaling``."""
 
 
-class AdamW(_WithLossScaling, torch.optim.AdamW):
-    """Adam with decoupled weight decay; see ``torch.optim.AdamW`` and ``loss_scaling``."""
+class _Formula:
+    """Mixin that updates parameter by parameter with ``_move``, or, with ``defaults["torch"]``, by torch's step."""
+
+    def step(self: Any, closure: Any = None) -> Any:
+        """Make a step with the gradients of all parameters.
+
+        Args:
+            closure: computes the loss again.
+        """
+        if self.defaults.get("torch"):
+            return super().step(closure)  # type: ignore[misc]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._move(parameter, parameter.grad, self.state[parameter], group)
+        return loss
 
 
-def _stepped(optimizer: torch.optim.Optimizer, move: Callable[..., None], closure: Any) -> Any:
-    """Update every parameter that has a gradient; return the closure's result."""
-    loss = None if closure is None else torch.enable_grad()(closure)()
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    move(parameter, parameter.grad, group)
-    return loss
+def _adam_step(state: Any, w: torch.Tensor, gradient: torch.Tensor, group: Any, unbiased: bool) -> Any:
+    """Return Adam's step for a learning rate of 1, with decoupled decay."""
+    beta1, beta2 = group["betas"]
+    if not state:
+        state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(w), exp_avg_sq=torch.zeros_like(w))
+    state["step"] += 1
+    mean = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+    square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    if unbiased:
+        mean, square = mean / (1 - beta1 ** int(state["step"])), square / (1 - beta2 ** int(state["step"]))
+    return mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * w
 
 
-class RMSprop(_WithLossScaling, torch.optim.RMSprop):
+class AdamW(_WithLossScaling, _Formula, torch.optim.AdamW):
+    """Adam with decoupled weight decay; see ``torch.optim.AdamW`` and ``loss_scaling``.
+
+    Args:
+        params: parameters to train.
+        args: positional arguments of ``torch.optim.AdamW``.
+        bias_correction: whether the means, which begin with 0, are corrected for it.
+        kwargs: keyword arguments of ``torch.optim.AdamW``.
+
+    Raises:
+        ValueError: ``amsgrad`` or ``maximize`` without bias correction.
+    """
+
+    def __init__(self, params: Any, *args: Any, bias_correction: bool = True, **kwargs: Any) -> None:
+        super().__init__(params, *args, **kwargs)
+        self.defaults["torch"] = bias_correction
+        if not bias_correction and (self.defaults["amsgrad"] or self.defaults["maximize"]):
+            raise ValueError("AdamW: bias_correction=False cannot be combined with amsgrad or maximize")
+
+    def _move(self, w: torch.Tensor, gradient: torch.Tensor, state: Any, group: Any) -> None:
+        w.sub_(group["lr"] * _adam_step(state, w, gradient, group, False))
+
+
+class RMSprop(_WithLossScaling, _Formula, torch.optim.RMSprop):
     """RMSprop; see ``torch.optim.RMSprop`` and ``loss_scaling``.
 
     Args:
@@ -96,18 +136,10 @@ class RMSprop(_WithLossScaling, torch.optim.RMSprop):
 
     def __init__(self, params: Any, *args: Any, use_tf_variant: bool = False, **kwargs: Any) -> None:
         super().__init__(params, *args, **kwargs)
-        self._like_tensorflow = use_tf_variant
+        self.defaults["torch"] = not use_tf_variant
 
-    def step(self, closure: Any = None) -> Any:
-        """Make a step with the gradients of all parameters.
-
-        Args:
-            closure: computes the loss again.
-        """
-        return _stepped(self, self._move, closure) if self._like_tensorflow else super().step(closure)
-
-    def _move(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state, alpha = self.state[w], group["alpha"]
+    def _move(self, w: torch.Tensor, gradient: torch.Tensor, state: Any, group: Any) -> None:
+        alpha = group["alpha"]
         if not state:
             state.update(square_avg=torch.ones_like(w), grad_avg=torch.zeros_like(w), buffer=torch.zeros_like(w))
         gradient = gradient.add(w, alpha=group["weight_decay"])
@@ -119,7 +151,7 @@ class RMSprop(_WithLossScaling, torch.optim.RMSprop):
         w.sub_(state["buffer"].mul_(group["momentum"]).add_(step))
 
 
-class _Lamb(torch.optim.Optimizer):
+class _Lamb(_Formula, torch.optim.Optimizer):
     """You et al., Large Batch Optimization for Deep Learning, https://arxiv.org/abs/1904.00962."""
 
     def __init__(
@@ -138,19 +170,8 @@ class _Lamb(torch.optim.Optimizer):
         }  # fmt: skip
         super().__init__(params, values)
 
-    def step(self, closure: Any = None) -> Any:
-        return _stepped(self, self._move, closure)
-
-    def _move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
-        if not state:
-            state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
-        state["step"] += 1
-        mean = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        if group["bias_correction"]:
-            mean, square = mean / (1 - beta1 ** state["step"]), square / (1 - beta2 ** state["step"])
-        update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+    def _move(self, parameter: torch.Tensor, gradient: torch.Tensor, state: Any, group: Any) -> None:
+        update = _adam_step(state, parameter, gradient, group, group["bias_correction"])
         weight_norm, update_norm = parameter.norm(), update.norm()
         if group["max_weight_norm"] is not None:
             weight_norm = weight_norm.clamp(max=group["max_weight_norm"])

@@ -15,7 +15,10 @@ ROWS = 3
 OPTIMIZERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "sgd": (lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "adam": (lambda p: poptorch.optim.Adam(p, lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
-    "adamw": (lambda p: poptorch.optim.AdamW(p, lr=0.01, loss_scaling=128.0), lambda p: torch.optim.AdamW(p, lr=0.01)),
+    "adamw": (
+        lambda p: poptorch.optim.AdamW(p, lr=0.01, loss_scaling=128.0, bias_correction=True),
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+    ),
     "rmsprop": (lambda p: poptorch.optim.RMSprop(p, lr=0.01), lambda p: torch.optim.RMSprop(p, lr=0.01)),
 }
 
@@ -360,3 +363,22 @@ def test_rmsprop_of_tensorflow_follows_its_formula(centered: bool) -> None:
         momentum = 0.9 * momentum + rate * g / (squares - centered * mean**2 + 0.1) ** 0.5
         expected = expected - momentum
         torch.testing.assert_close(w.detach(), expected)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "LAMB"])
+def test_adam_without_bias_correction_follows_its_formula(kind: str) -> None:
+    make, source = getattr(poptorch.optim, kind), torch.Generator().manual_seed(5)
+    w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = make([w], lr=0.01, eps=0.1, weight_decay=0.1, bias_correction=False)
+    expected, mean, square = w.detach().clone(), torch.zeros(2).double(), torch.zeros(2).double()
+    for _ in range(4):
+        w.grad = torch.randn(2, generator=source).double()
+        optimizer.step()
+        mean, square = 0.9 * mean + 0.1 * w.grad, 0.999 * square + 0.001 * w.grad**2
+        step = mean / (square.sqrt() + 0.1) + 0.1 * expected
+        expected = expected - 0.01 * step * (expected.norm() / step.norm() if kind == "LAMB" else 1.0)
+        torch.testing.assert_close(w.detach(), expected)
+        optimizer = copy.deepcopy(optimizer)  # with its parameters
+        [w] = optimizer.param_groups[0]["params"]
+    with pytest.raises(ValueError, match="cannot be combined with amsgrad"):
+        poptorch.optim.AdamW([w], amsgrad=True, bias_correction=False)
