@@ -41,8 +41,8 @@ class PoplarExecutor:
         options._freeze()
         self._user_model, self._options, self._training = model, options, training
         self._optimizer: torch.optim.Optimizer | None = None
-        self._hyperparameters: list[dict[str, Any]] = []
-        self._loss_scaling = 1.0
+        #: The hyperparameters of each group, the loss scaling and the limit of the gradients' norm.
+        self._values: tuple[list[dict[str, Any]], float, float | None]
         self._replicas: Replicas | None = None
         self._instances: Instances | None = None
         self._is_attached = False
@@ -98,15 +98,15 @@ class PoplarExecutor:
             for p in touched:
                 p.grad = None
             for output, loss in self._micro_batches(iteration, args, kwargs):
-                (loss * self._loss_scaling).backward()  # type: ignore[no-untyped-call]
+                (loss * self._values[1]).backward()  # type: ignore[no-untyped-call]
                 outputs.append(_detached(output))
             gradients = [p.grad for p in parameters if p.grad is not None]
-            instances.add_up(gradients)
-            training, divisor = self._options.Training, self._loss_scaling
+            training, divisor = self._options.Training, self._values[1]
             if training.reduction == ReductionType.Mean:
                 divisor *= training.gradient_accumulation * instances.replicas
             if divisor != 1:
                 torch._foreach_div_(gradients, divisor)
+            self._values = instances.add_up(gradients, self._values)
             self._update(optimizer, parameters)
         finally:
             for p, gradient in zip(touched, before, strict=True):
@@ -115,12 +115,12 @@ class PoplarExecutor:
 
     def _update(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
         """Make a step with the hyperparameters of the last ``setOptimizer``, even if the optimizer has others now."""
-        limit = getattr(optimizer, "max_grad_norm", None)
+        hyperparameters, _, limit = self._values
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(parameters, limit)
         users = [_hyperparameters(group) for group in optimizer.param_groups]
         try:
-            for group, values in zip(optimizer.param_groups, self._hyperparameters, strict=True):
+            for group, values in zip(optimizer.param_groups, hyperparameters, strict=True):
                 group.update(values)
             optimizer.step()
         finally:
@@ -176,8 +176,7 @@ class PoplarExecutor:
         if self._training:
             self._instances = Instances(options)
             assert self._optimizer is not None
-            own = self._hyperparameters, self._loss_scaling
-            self._hyperparameters, self._loss_scaling = self._instances.compare(self._user_model, self._optimizer, own)
+            self._values = self._instances.compare(self._user_model, self._optimizer, self._values)
             first = self._instances.first_replica
         seed = torch.initial_seed() if options.random_seed is None else options.random_seed
         self._replicas = Replicas(self._user_model, options.replication_factor, seed % (1 << 62), first)
@@ -228,8 +227,9 @@ class PoplarExecutor:
             if all(not own.get("step", 1) for own in optimizer.state.values()):  # none was loaded; Adagrad is at 0
                 optimizer.state = present.state
         self._optimizer = optimizer
-        self._hyperparameters = [copy.deepcopy(_hyperparameters(group)) for group in optimizer.param_groups]
-        self._loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
+        groups = [copy.deepcopy(_hyperparameters(group)) for group in optimizer.param_groups]
+        scaling, limit = getattr(optimizer, "loss_scaling", 1.0), getattr(optimizer, "max_grad_norm", None)
+        self._values = groups, float(scaling), limit
 
     # -- weights and device ------------------------------------------------------------------------------------------
 

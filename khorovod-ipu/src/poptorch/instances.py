@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import warnings
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,18 +78,25 @@ class Instances:
             hvd.broadcast_optimizer_state(optimizer, group.members[0], process_set=group.process_set)
         return hvd.broadcast_object(hyperparameters, group.members[0], f"{self._name}.values", group.process_set)
 
-    def add_up(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Overwrite gradients with their sum over instances.
+    def add_up(self, gradients: Sequence[torch.Tensor], hyperparameters: Any) -> Any:
+        """Overwrite gradients with their sum over instances; return the first instance's hyperparameters.
 
         Args:
             gradients: the same number on all instances.
+            hyperparameters: of this instance; ``setOptimizer`` may have changed them on some instances alone.
 
         Blocks until all instances called.
         """
-        if self._group is not None and self._group.process_set is not None and gradients:
-            hvd.grouped_allreduce_(
-                list(gradients), op=hvd.Sum, name=f"{self._name}.gradient", process_set=self._group.process_set
-            )
+        group = self._group
+        if group is None or group.process_set is None or not gradients:
+            return hyperparameters
+        digests = torch.zeros(len(group.members))  # of 24 bits: exact in float32, so that they join the gradients
+        digests[group.members.index(hvd.rank())] = zlib.crc32(repr(hyperparameters).encode()) >> 8
+        name, process_set = self._name, group.process_set
+        hvd.grouped_allreduce_([*gradients, digests], op=hvd.Sum, name=f"{name}.gradient", process_set=process_set)
+        if (digests == digests[0]).all():
+            return hyperparameters
+        return hvd.broadcast_object(hyperparameters, group.members[0], f"{name}.values", process_set)
 
 
 def _group(options: Options) -> InstanceGroup | None:

@@ -324,6 +324,32 @@ def test_instances_go_on_with_the_optimizer_of_the_first_one() -> None:
         assert states == 4
 
 
+def set_apart() -> list[float]:
+    rank, size = rank_and_size()
+    with instance(rank, size):
+        net = Net(0)
+        x, y = Data()[:12]
+        mine = x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4]
+        model = poptorch.trainingModel(net, popdist.poptorch.Options(), poptorch.optim.SGD(net.parameters(), lr=0.1))
+        for own in ({}, {1: 0.5}, {0: 0.2, 1: 0.4, 2: 0.8}, {2: 0.9}):  # None but the first instance's rates count.
+            if rank in own:
+                more = {"loss_scaling": 4.0 ** (rank + 1), "max_grad_norm": 0.01 * rank or None}
+                model.setOptimizer(poptorch.optim.SGD(net.parameters(), lr=own[rank], **more))
+            model(*mine)
+        return torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
+
+
+def test_hyperparameters_that_some_instances_alone_set_are_those_of_the_first_one() -> None:
+    net, (x, y) = Net(0), Data()[:12]
+    for rate in (0.1, 0.1, 0.2, 0.2):
+        net.zero_grad()
+        net(x, y)[1].backward()
+        torch.optim.SGD(net.parameters(), lr=rate).step()
+    expected = torch.cat([p.detach().flatten() for p in net.parameters()])
+    for found in run_ranks(3, set_apart, init=False):
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-12, atol=1e-12)
+
+
 def differ() -> list[str]:
     rank, size = rank_and_size()
     found = []
