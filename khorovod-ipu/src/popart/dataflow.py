@@ -69,8 +69,8 @@ class DataFlow:
         anchors: Mapping[str, AnchorReturnType] | Sequence[str] = (),
         returnType: AnchorReturnType | None = None,
     ) -> None:
-        if batchesPerStep < 1:
-            raise popart_exception(f"batchesPerStep must be at least 1; received {batchesPerStep}")
+        if batchesPerStep < 1 or batchesPerStep % 1:
+            raise popart_exception(f"batchesPerStep must be a whole number of at least 1; received {batchesPerStep}")
         if isinstance(anchors, Mapping):
             self._anchors = dict(anchors)
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from khorovod_ipu.names import nearest
@@ -76,6 +77,8 @@ class ClipNormSettings:
     def __init__(self, weightIds: Sequence[str], maxNorm: float) -> None:
         self.weightIds: list[str] | None = list(weightIds)
         self.maxNorm = float(maxNorm)
+        if not self.maxNorm > 0:
+            raise popart_exception(f"maxNorm must be above 0; received {maxNorm!r}")
 
     @staticmethod
     def clipAllWeights(maxNorm: float) -> ClipNormSettings:
@@ -83,6 +86,11 @@ class ClipNormSettings:
         settings = ClipNormSettings([], maxNorm)
         settings.weightIds = None
         return settings
+
+
+def _values_of(name: str) -> Callable[[Optimizer], OptimizerValueMap]:
+    """Return a method that returns a hyperparameter's values."""
+    return lambda self: self._maps[name]
 
 
 class Optimizer:
@@ -93,7 +101,7 @@ class Optimizer:
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is not a number.
+        popart_exception: a hyperparameter does not exist, or has an invalid value.
     """
 
     #: name -> value, constant, used for values that are not given.
@@ -161,13 +169,7 @@ class Optimizer:
         """Return the loss scaling and its constant flag."""
         return self._loss_scaling
 
-    def learningRates(self) -> OptimizerValueMap:
-        """Return the learning rates."""
-        return self._maps["learningRate"]
-
-    def weightDecays(self) -> OptimizerValueMap:
-        """Return the weight decays."""
-        return self._maps["weightDecay"]
+    learningRates, weightDecays = _values_of("learningRate"), _values_of("weightDecay")
 
 
 class SGD(Optimizer):
@@ -181,7 +183,7 @@ class SGD(Optimizer):
         accl1Type: accepted, without effect on the software device.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is not a number.
+        popart_exception: a hyperparameter does not exist, or has an invalid value.
     """
 
     DEFAULTS: ClassVar[Mapping[str, float]] = {
@@ -200,17 +202,8 @@ class SGD(Optimizer):
         super().__init__(values or {}, clip_norm_settings)
         self.accumulatorAndMomentum = accumulatorAndMomentum
 
-    def momentums(self) -> OptimizerValueMap:
-        """Return the momentums."""
-        return self._maps["momentum"]
-
-    def dampenings(self) -> OptimizerValueMap:
-        """Return the dampenings."""
-        return self._maps["dampening"]
-
-    def velocityScalings(self) -> OptimizerValueMap:
-        """Return the velocity scalings, which cancel out in exact arithmetic."""
-        return self._maps["velocityScaling"]
+    momentums, dampenings = _values_of("momentum"), _values_of("dampening")
+    velocityScalings = _values_of("velocityScaling")  # they cancel out in exact arithmetic
 
     def has_momentum(self) -> bool:
         """Return whether any weight has momentum: then the optimizer has state, and is PopART's SGD1."""
@@ -253,7 +246,7 @@ class Adam(Optimizer):
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is not a number.
+        popart_exception: a hyperparameter does not exist, or has an invalid value.
     """
 
     DEFAULTS: ClassVar[Mapping[str, float]] = {
@@ -291,7 +284,7 @@ class Adaptive(Optimizer):
             begins with 1, and the momentum holds steps that include the learning rate.
 
     Raises:
-        popart_exception: a hyperparameter does not exist, or is not a number.
+        popart_exception: a hyperparameter does not exist, or has an invalid value.
     """
 
     DEFAULTS: ClassVar[Mapping[str, float]] = {
@@ -325,10 +318,11 @@ def _specific(name: str) -> str:
 
 
 def _value(name: str, given: Any) -> OptimizerValue:
-    if isinstance(given, OptimizerValue):
-        return given
     try:
-        number, constant = given if isinstance(given, Sequence) else (given, True)
-        return OptimizerValue(float(number), bool(constant))
+        pair = given if isinstance(given, Sequence | OptimizerValue) else (given, True)
+        value = pair if isinstance(pair, OptimizerValue) else OptimizerValue(*pair)
     except (TypeError, ValueError):
         raise popart_exception(f"{name} must be (number, whether it is constant); received {given!r}") from None
+    if not value.val() >= 0 or (name == "lossScaling" and not 0 < value.val() < math.inf):
+        raise popart_exception(f"{name} must be at least 0, and lossScaling above 0 and finite; received {given!r}")
+    return value

@@ -83,9 +83,9 @@ class SessionPlan:
             ("replicatedGraphCount", "enableReplicatedGraphs"),
         ):
             number = getattr(options, name)
-            if int(number) < 1:
-                raise popart_exception(f"{name} must be at least 1; received {number}")
-            if int(number) > 1 and not getattr(options, switch):
+            if number < 1 or number % 1:
+                raise popart_exception(f"{name} must be a whole number of at least 1; received {number}")
+            if number > 1 and not getattr(options, switch):
                 raise popart_exception(f"{name} is {number}, and {switch} is False: set it to True")
         kind = options.accumulationAndReplicationReductionType
         if kind not in (ReductionType.Sum, ReductionType.Mean):

@@ -225,6 +225,11 @@ def test_single_weights_clipping_and_new_hyperparameters() -> None:
         session.updateOptimizerFromHost(popart.Adam({}))
     with pytest.raises(popart.popart_exception, match=r"no hyperparameter 'learningRate'; did.*It has defaultLearning"):
         popart.SGD({"learningRate": (0.1, True)})
+    for name, value in (("defaultLearningRate", -0.1), ("defaultLearningRate", float("nan")), ("lossScaling", 0)):
+        with pytest.raises(popart.popart_exception, match=f"{name} must be .*; received \\({value}, False"):
+            popart.SGD({name: (value, False)})
+    with pytest.raises(popart.popart_exception, match="maxNorm must be above 0; received -1"):
+        popart.ClipNormSettings.clipAllWeights(-1)
     with pytest.raises(popart.popart_exception, match="must be"):
         popart.SGD({"defaultLearningRate": "fast"})
 
@@ -274,6 +279,7 @@ def test_what_a_plan_refuses() -> None:
     flow, sgd = popart.DataFlow(1, {}), popart.ConstSGD(0.1)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"userOptions": unreduced}, "ReductionType is Sum or Mean; received <ReductionType.NoReduction"),
+        ({"userOptions": options(accumulationFactor=2.5)}, r"must be a whole number of at least 1; received 2\.5"),
         ({"userOptions": manual}, "put on IPU 1, counted from 0, and the device has 1"),
         ({"loss": "MatMul:0"}, r"must be a single number; its shape is \[2, 5\]"),
         ({"loss": "los"}, "'los' is not a tensor of the graph"),
