@@ -142,6 +142,7 @@ class RMSprop(_WithLossScaling, _Formula, torch.optim.RMSprop):
         alpha = group["alpha"]
         if not state:
             state.update(square_avg=torch.ones_like(w), grad_avg=torch.zeros_like(w), buffer=torch.zeros_like(w))
+            state["step"] = torch.ones(())  # torch expects one in a state that it loads
         gradient = gradient.add(w, alpha=group["weight_decay"])
         spread = state["square_avg"].mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
         if group["centered"]:

@@ -363,6 +363,9 @@ def test_rmsprop_of_tensorflow_follows_its_formula(centered: bool) -> None:
         momentum = 0.9 * momentum + rate * g / (squares - centered * mean**2 + 0.1) ** 0.5
         expected = expected - momentum
         torch.testing.assert_close(w.detach(), expected)
+        optimizer = copy.deepcopy(optimizer)  # with its parameters, and still like TensorFlow
+        [w] = optimizer.param_groups[0]["params"]
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "LAMB"])
