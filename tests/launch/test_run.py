@@ -79,15 +79,22 @@ def test_an_exception_is_raised_here_with_its_traceback() -> None:
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_an_exception_that_cannot_be_sent_is_still_told() -> None:
+@pytest.mark.parametrize(
+    "read",
+    [None, lambda: os.environ["HOROVOD_RANK"] and ValueError(), dict],
+    ids=["not-packed", "read-in-ranks-alone", "no-exception"],
+)
+def test_an_exception_that_cannot_be_sent_is_still_told(read: Any) -> None:
+    """Such as one whose class only the ranks can import."""
+
     def work() -> None:
         class Odd(Exception):
             def __reduce__(self) -> Any:
-                raise TypeError("no")
+                return read, ()
 
         raise Odd("very odd")
 
-    with pytest.raises(LaunchError, match="very odd") as caught:
+    with pytest.raises(LaunchError, match=r"failed with exit code 1: .*Odd: very odd") as caught:
         horovod.run(work)
     assert caught.value.__cause__ is None
 

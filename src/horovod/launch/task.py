@@ -36,7 +36,16 @@ class Failure:
 
     summary: str  # type and message in one line
     traceback: str  # as Python prints it
-    error: BaseException | None  # the exception, if it could be sent
+    packed: bytes  # the pickled exception, apart from the text: the caller may lack its class; empty if not picklable
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception; None if it cannot be read here."""
+        try:
+            found = cloudpickle.loads(self.packed)
+        except Exception:  # unpickling runs the objects' own code
+            return None
+        return found if isinstance(found, BaseException) else None
 
 
 def pack_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str]) -> bytes:
@@ -61,10 +70,9 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, SystemExit) and not error.code:
         summary = "the function ended with sys.exit(0) instead of returning"
     try:
-        cloudpickle.loads(cloudpickle.dumps(error))
+        return Failure(summary, text, bytes(cloudpickle.dumps(error)))
     except Exception:
-        return Failure(summary, text, None)
-    return Failure(summary, text, error)
+        return Failure(summary, text, b"")
 
 
 def _name_of(value: Any) -> str:
@@ -98,7 +106,7 @@ def _call(call: bytes) -> tuple[bytes, int]:
     except Exception as error:  # pickling runs the objects' own code
         why = f"{type(error).__name__}: {error}"
         what = f"the function returned {_name_of(value)}, which cannot be sent to the caller ({why})"
-        failure = Failure(f"{what}; return plain data instead, such as numbers, arrays or a state_dict", "", None)
+        failure = Failure(f"{what}; return plain data instead, such as numbers, arrays or a state_dict", "", b"")
         sys.stderr.write(f"{failure.summary}\n")
         return bytes(cloudpickle.dumps(failure)), 1
 
