@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
 if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
     pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
 
-from spark_fits import MARKS, Processes, df, session
+from spark_fits import MARKS, Processes, columns_of, df, session, torch_estimator
 
 from horovod.spark.common.store import Store
 
@@ -76,6 +76,40 @@ def test_a_keras_model_may_be_a_subclass_and_a_loss_gets_labels_of_the_outputs_s
         (outputs,) = KerasModel._predictor({"model": model})([batch["x"]])
         kernel, bias = model.get_weights()
         np.testing.assert_allclose(outputs, batch["x"] @ kernel + bias, rtol=1e-5)
+
+
+def test_torch_ranks_validate_and_resume_with_the_statistics_of_the_model_that_is_returned(
+    df: Any, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Sequential):  # type: ignore[misc]
+        steps = 0
+
+        def forward(self, features: Any) -> Any:
+            self.steps += self.training
+            return super().forward(features)
+
+        def get_extra_state(self) -> Any:
+            return {"steps": self.steps}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.steps = state["steps"]
+
+    def fit(run_id: str, epochs: int) -> Any:
+        torch.manual_seed(1)
+        model = Net(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        own = {"model": model, "optimizer": optimizer, "feature_cols": ["features"], "epochs": epochs}
+        return torch_estimator(Store.create(str(tmp_path)), **own, backend=Processes(), run_id=run_id).fit(df)
+
+    whole, _, resumed = fit("whole", 2), fit("parts", 1), fit("parts", 2)
+    assert resumed.getHistory() == whole.getHistory()
+    assert resumed.getModel().steps == whole.getModel().steps > 0
+    columns = columns_of(df)
+    outputs = whole.getModel().eval()(torch.from_numpy(columns["features"])).detach().numpy()[:, 0]
+    error = np.abs(outputs - columns["label"])[columns["held"]].mean()
+    np.testing.assert_allclose(whole.getHistory()[-1]["validation"]["mae"], error, rtol=1e-9)
 
 
 @pytest.mark.parametrize("through", ["bytes", "lightning"])

@@ -94,7 +94,7 @@ class _Trainer:
             state = load_state(training.state)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        self.share()
         hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
         self.optimizer = hvd.DistributedOptimizer(
             self.optimizer, self.model.named_parameters(), params.gradient_compression or hvd.Compression.none,
@@ -105,6 +105,12 @@ class _Trainer:
         self.shares = params.loss_weights or [1 / count] * count
         self.metrics = metrics_of(params.metrics, params.label_cols)
         self.dtype = dtype_of(self.model)
+
+    def share(self) -> None:
+        """Copy rank 0's parameters and buffers, those of the result, to all ranks: BatchNorm's statistics differ."""
+        state = self.model.state_dict()  # a module's extra state may be any object
+        values = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        hvd.broadcast_parameters(values, root_rank=0)
 
     def batch(self, arrays: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
         features, labels, weights = self.training.parts(arrays)
@@ -185,6 +191,7 @@ def train(job: TrainingJob) -> Trained | None:
     for epoch in training.epochs:
         trainer.model.train()
         record: dict[str, Any] = {"epoch": epoch, "train": trainer.epoch(stream, training.steps, trainer.minibatch)}
+        trainer.share()
         if training.val:
             trainer.model.eval()
             with torch.no_grad():
