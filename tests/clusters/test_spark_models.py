@@ -19,7 +19,10 @@ if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
 
 from spark_fits import MARKS, Processes, columns_of, df, session, torch_estimator
 
+from horovod.errors import RequestError
+from horovod.spark.common import training
 from horovod.spark.common.store import Store
+from horovod.spark.common.writing import write
 
 pytestmark = MARKS
 
@@ -110,6 +113,23 @@ def test_torch_ranks_validate_and_resume_with_the_statistics_of_the_model_that_i
     outputs = whole.getModel().eval()(torch.from_numpy(columns["features"])).detach().numpy()[:, 0]
     error = np.abs(outputs - columns["label"])[columns["held"]].mean()
     np.testing.assert_allclose(whole.getHistory()[-1]["validation"]["mae"], error, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("rows", "is_shuffled"), [(None, True), (0, False), (5, True)])
+def test_a_buffer_of_no_rows_does_not_shuffle(
+    df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None, is_shuffled: bool
+) -> None:
+    monkeypatch.setattr(training, "broadcast_object", lambda value, *args, **more: value)
+    store = Store.create(str(tmp_path))
+    table, _ = write(df, store, None, ["label"], None, 0, 1)
+    how = vars(torch_estimator(store, feature_cols=["label"], shuffle_buffer_size=rows)._values())
+    job = training.TrainingJob(store, "one", 0, table, None, b"", lambda packed: how)
+    reader = training.Training(job, 0, 1, lambda seed: None).train
+    first, second = (np.concatenate([batch["label"] for batch in reader.batches(number)]) for number in range(2))
+    assert sorted(first) == sorted(second)
+    assert (list(first) != list(second)) == is_shuffled
+    with pytest.raises(RequestError, match="shuffle_buffer_size must be 0 or more"):
+        torch_estimator(store, shuffle_buffer_size=-1).fit(df)
 
 
 @pytest.mark.parametrize("through", ["bytes", "lightning"])

@@ -27,7 +27,7 @@ _REQUIRED = ("store", "model", "feature_cols", "label_cols")
 _LEAST = dict.fromkeys((
     "num_proc", "batch_size", "val_batch_size", "epochs", "partitions_per_process", "backward_passes_per_step",
     "train_steps_per_epoch", "validation_steps_per_epoch",
-), 1) | {"random_seed": 0}  # fmt: skip
+), 1) | {"random_seed": 0, "shuffle_buffer_size": 0}  # fmt: skip
 
 
 #: Folders of the runs that this process trains now.

@@ -56,7 +56,7 @@ ESTIMATOR: tuple[Row, ...] = (
     ("verbose", 1, _INT, "0 for no output of the training"),
     ("callbacks", [], TypeConverters.toList, "callbacks of the framework"),
     ("random_seed", None, _INT, "of the split, the order of rows and the framework; made of run_id if None"),
-    ("shuffle_buffer_size", None, _INT, "rows that each rank holds to shuffle them; 8192 if None"),
+    ("shuffle_buffer_size", None, _INT, "rows that each rank holds to shuffle them; 8192 if None; 0 does not shuffle"),
     ("shuffle", True, _BOOL, "whether the order of the rows differs in each epoch"),
     ("partitions_per_process", 10, _INT, "number of files per rank that the DataFrame is written to"),
     ("run_id", None, _TEXT, "name of the run in the store; a known one resumes after its last checkpoint"),

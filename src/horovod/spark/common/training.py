@@ -75,7 +75,8 @@ class Training:
                 params.transformation_fn, params.transformation_removed_fields or (),
             )  # fmt: skip
 
-        self.train = reader(job.train, "training", params.batch_size, params.shuffle)
+        shuffles = params.shuffle and params.shuffle_buffer_size != 0
+        self.train = reader(job.train, "training", params.batch_size, shuffles)
         self.val = None
         if job.val:
             self.val = reader(job.val, "validation", params.val_batch_size or params.batch_size, False)
