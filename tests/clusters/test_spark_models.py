@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
 if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
     pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
 
-from spark_fits import MARKS, Processes, columns_of, df, session, torch_estimator
+from spark_fits import MARKS, Processes, columns_of, df, mae, session, torch_estimator
 
 from horovod.errors import RequestError
 from horovod.spark.common import training
@@ -130,6 +130,15 @@ def test_a_buffer_of_no_rows_does_not_shuffle(
     assert (list(first) != list(second)) == is_shuffled
     with pytest.raises(RequestError, match="shuffle_buffer_size must be 0 or more"):
         torch_estimator(store, shuffle_buffer_size=-1).fit(df)
+
+
+def test_torch_metrics_have_names_of_their_own(df: Any, tmp_path: Path) -> None:
+    def loss(output: Any, label: Any) -> float:
+        return 1.0
+
+    for metrics, name in (([mae, mae], "mae"), ([loss], "loss"), ([lambda x, y: x, lambda x, y: y], "<lambda>")):
+        with pytest.raises(RequestError, match=f"two metrics would be '{name}' in the history"):
+            torch_estimator(Store.create(str(tmp_path)), metrics=metrics).fit(df)
 
 
 @pytest.mark.parametrize("through", ["bytes", "lightning"])

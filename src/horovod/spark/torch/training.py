@@ -65,7 +65,7 @@ def metrics_of(metrics: Any, labels: Sequence[str]) -> list[tuple[str, int, Call
         labels: names of the labels.
 
     Raises:
-        RequestError: a metric is not a function, or the number of lists does not fit.
+        RequestError: a metric is not a function, two have the same name, or the number of lists does not fit.
     """
     nested = [list(metrics)] * len(labels) if not any(isinstance(entry, list) for entry in metrics) else metrics
     if len(nested) != len(labels):
@@ -77,6 +77,9 @@ def metrics_of(metrics: Any, labels: Sequence[str]) -> list[tuple[str, int, Call
                 raise RequestError(f"a metric must be a function of output and label. Received: {function!r}")
             name = getattr(function, "__name__", type(function).__name__)
             found.append((name if len(labels) == 1 else f"{label}_{name}", index, function))
+    names = ["loss", *(name for name, *_ in found)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"two metrics would be {twice[0]!r} in the history; set __name__ of their functions")
     return found
 
 
