@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from spark_fits import MARKS, Processes, df, session, torch_estimator
 
-pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
-pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
-if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
-    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
-
+# isort: split
 import pyarrow as pa
 from pyarrow import parquet
 from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
-from spark_fits import MARKS, Processes, df, session, torch_estimator
 
 from horovod.errors import LaunchError, RequestError
 from horovod.spark.common.columns import from_pandas

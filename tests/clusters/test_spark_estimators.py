@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-
-pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
-pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
-if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
-    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
-
 from spark_fits import (
     BATCH,
     EPOCHS,

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
-pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
-if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
-    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
-
 from spark_fits import MARKS, Processes, columns_of, df, mae, session, torch_estimator
 
 from horovod.errors import RequestError

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
-pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
-if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
-    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
-
-import pyarrow as pa
 from spark_fits import MARKS, Processes, session, torch_estimator
+
+# isort: split
+import pyarrow as pa
 
 from horovod.errors import RequestError
 from horovod.spark.common.store import Store

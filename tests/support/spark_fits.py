@@ -1,16 +1,26 @@
-"""Marks, a DataFrame and models for tests of Spark's estimators, and ranks that are processes beside Spark."""
+"""Marks, a DataFrame and models for tests of Spark's estimators, and ranks that are processes beside Spark.
+
+Its import skips the tests of a file where Spark is missing, so import it before pyarrow and pyspark.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import fsspec.asyn
 import numpy as np
 import pytest
+
+pytest.importorskip("pyspark", reason="needs: pip install khorovod[spark]")
+pytest.importorskip("pyarrow", reason="needs: pip install khorovod[spark]")
+if shutil.which("java") is None and not os.environ.get("HOROVOD_TEST_CLUSTERS"):
+    pytest.skip("needs Java 17: apt-get install openjdk-17-jre-headless", allow_module_level=True)
+
+import fsspec.asyn
 
 from horovod.spark.common.backend import Backend
 from horovod.spark.common.reading import ParquetTable, Reader
