@@ -88,7 +88,7 @@ class PoplarExecutor:
 
     def _step(self, iteration: int, args: Any, kwargs: Any) -> list[Any]:
         """Compute the gradients of all micro-batches of all replicas, then make one optimizer step."""
-        optimizer, instances = self._optimizer, self._instances
+        optimizer, instances, scaling = self._optimizer, self._instances, self._values[1]
         assert optimizer is not None and instances is not None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         touched = list(dict.fromkeys([*parameters, *self._user_model.parameters()]))
@@ -98,10 +98,10 @@ class PoplarExecutor:
             for p in touched:
                 p.grad = None
             for output, loss in self._micro_batches(iteration, args, kwargs):
-                (loss * self._values[1]).backward()  # type: ignore[no-untyped-call]
+                (loss * scaling).backward()  # type: ignore[no-untyped-call]
                 outputs.append(_detached(output))
             gradients = [p.grad for p in parameters if p.grad is not None]
-            training, divisor = self._options.Training, self._values[1]
+            training, divisor = self._options.Training, scaling
             if training.reduction == ReductionType.Mean:
                 divisor *= training.gradient_accumulation * instances.replicas
             if divisor != 1:

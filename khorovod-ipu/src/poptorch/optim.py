@@ -68,7 +68,7 @@ class Adam(_WithLossScaling, torch.optim.Adam):
 
 
 class _Formula:
-    """Mixin that updates parameter by parameter with ``_move``, or, with ``defaults["torch"]``, by torch's step."""
+    """Mixin: steps by ``_move``, or by torch's step with ``defaults["torch"]``, which deep copies keep."""
 
     def step(self: Any, closure: Any = None) -> Any:
         """Make a step with the gradients of all parameters.

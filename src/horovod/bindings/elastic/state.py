@@ -331,7 +331,7 @@ def _is_picklable(value: Any) -> bool:
 
 def _typed(value: Any, present: Any) -> Any:
     """Return a value of a checkpoint, which knows plain dicts only, as the same kind of dict as the present one."""
-    if not isinstance(present, dict) or not isinstance(value, dict) or type(present) is dict:
+    if not (isinstance(present, dict) and isinstance(value, dict)):
         return value
     typed = copy.copy(present)
     typed.clear()
