@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod._version import __version__
+from horovod._version import HOROVOD_VERSION
 
 __all__ = ["__version__", "interactive", "run"]
+
+__version__ = HOROVOD_VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hvd.allreduce(rows(3), op=torch.distributed.ReduceOp.SUM), "op must be Average, Sum"
     ),
     "op as truth value": (lambda: hvd.allreduce(rows(3), op=True), "op must be Average, Sum"),
-    "name as average": (lambda: hvd.allreduce(rows(3), "loss"), "did you mean name='loss'?"),
     "op as average": (lambda: hvd.allreduce(rows(3), hvd.Average), "did you mean op=hvd.Average?"),
     "number of a set": (lambda: hvd.allreduce(rows(3), process_set=0), "process_set must be a ProcessSet"),
     "root": (lambda: hvd.broadcast(rows(3), 99), "broadcast received invalid root rank 99"),

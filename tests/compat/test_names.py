@@ -90,6 +90,10 @@ def test_function_takes_horovods_arguments(name: str) -> None:
     assert name in hvd.__all__
 
 
+def test_version_is_the_one_that_libraries_ask_for() -> None:
+    assert horovod.__version__ == "0.28.1"  # SynapseML needs this one, Tensorpack one from 0.13.6 on
+
+
 def test_reductions_have_horovods_numbers() -> None:
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
 

@@ -53,6 +53,7 @@ def averages() -> None:
         tensor = random(kind, dim)
         for got in (hvd.allreduce(tensor), hvd.allreduce(tensor, average=True), hvd.allreduce(tensor, op=hvd.Average)):
             assert close(got, tensor)
+        assert close(hvd.allreduce(tensor, "loss"), tensor)  # a name in the place of average, as Pyro's example has it
 
 
 def scaling() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from importlib.util import find_spec
 
-from horovod._version import __version__
+from horovod._version import HOROVOD_VERSION, __version__
 
 __all__ = ["check_build"]
 
@@ -33,7 +33,7 @@ def check_build() -> str:
     """Return the features of this installation, in Horovod's layout."""
     return "\n".join(
         [
-            f"Horovod v{__version__} (khorovod):",
+            f"Horovod v{HOROVOD_VERSION} (khorovod {__version__}):",
             "",
             "Available Frameworks:",
             *(_framework(*row) for row in _FRAMEWORKS),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod import config
-from horovod._version import __version__
+from horovod._version import HOROVOD_VERSION, __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.allocation import allocated_slots
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with told_to_end():
             words = sys.argv[1:] if argv is None else argv
-            options = parse_flags(words, f"khorovod {__version__} (Horovod API)", lambda: allocated_slots(os.environ))
+            options = parse_flags(
+                words, f"khorovod {__version__} (API of Horovod {HOROVOD_VERSION})", lambda: allocated_slots(os.environ)
+            )
             if options.check_build:
                 from horovod.launch.build_info import check_build
 
