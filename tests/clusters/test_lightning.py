@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,12 @@ def _alone(passes: int, norm: bool, shuffles: bool = True) -> list[Any]:
     return _weights(model)
 
 
-def _module(norm: bool) -> Any:
-    import lightning
+def _module(norm: bool, package: str = "lightning") -> Any:
     import torch
 
     import horovod.torch as hvd
 
-    class Module(lightning.LightningModule):
+    class Module(importlib.import_module(package).LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = _net(hvd.rank(), norm)
@@ -92,16 +92,14 @@ def _module(norm: bool) -> Any:
     return Module()
 
 
-def _fit(folder: str, passes: int, norm: bool) -> tuple[list[Any], int, float]:
-    import lightning
+def _fit(folder: str, passes: int, norm: bool, package: str) -> tuple[list[Any], int, float]:
     import torch
 
-    from horovod.lightning import HorovodStrategy
-
-    module = _module(norm)
+    module, lightning = _module(norm, package), importlib.import_module(package)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_data()), BATCH)
     trainer = lightning.Trainer(
-        strategy=HorovodStrategy(), accelerator="cpu", max_epochs=2, gradient_clip_val=0.3, sync_batchnorm=norm,
+        strategy=importlib.import_module(f"horovod.{package}").HorovodStrategy(),
+        accelerator="cpu", max_epochs=2, gradient_clip_val=0.3, sync_batchnorm=norm,
         accumulate_grad_batches=passes, logger=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=folder,
     )  # fmt: skip
@@ -111,10 +109,13 @@ def _fit(folder: str, passes: int, norm: bool) -> tuple[list[Any], int, float]:
     return _weights(module.net), trainer.world_size, float(trainer.callback_metrics["rank"])
 
 
-@pytest.mark.parametrize(("passes", "norm"), [(1, False), (1, True), (4, False)])
-def test_ranks_fit_as_one_process_does(tmp_path: Path, passes: int, norm: bool) -> None:
+@pytest.mark.parametrize(
+    ("passes", "norm", "package"),
+    [(1, False, "lightning"), (1, True, "lightning"), (4, False, "lightning"), (4, True, "pytorch_lightning")],
+)
+def test_ranks_fit_as_one_process_does(tmp_path: Path, passes: int, norm: bool, package: str) -> None:
     # Six batches for each of two ranks: with four passes, the last step of an epoch has two.
-    (first, size, mean), (second, *_) = run_ranks(2, _fit, str(tmp_path), passes, norm)
+    (first, size, mean), (second, *_) = run_ranks(2, _fit, str(tmp_path), passes, norm, package)
     assert (size, mean) == (2, 0.5)
     for mine, other, wanted in zip(first, second, _alone(passes, norm), strict=True):
         np.testing.assert_array_equal(mine, other)

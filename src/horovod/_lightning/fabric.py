@@ -6,16 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from lightning.fabric.strategies import ParallelStrategy
-from lightning.fabric.strategies.strategy import _BackwardSyncControl
 
 import horovod.torch as hvd
-from horovod.lightning.ranks import Environment, Ranks
+from horovod._lightning.ranks import Environment, Ranks
 
 __all__ = ["HorovodFabricStrategy"]
 
 
-class HorovodFabricStrategy(Ranks, ParallelStrategy):
+class HorovodFabricStrategy(Ranks):
     """Run ``Fabric(strategy=HorovodFabricStrategy())`` on the ranks that the launcher has started.
 
     Args:
@@ -67,7 +65,7 @@ class HorovodFabricStrategy(Ranks, ParallelStrategy):
         return self._reduce(tensor, group, reduce_op)
 
 
-class _Blocking(_BackwardSyncControl):
+class _Blocking:
     def __init__(self, strategy: HorovodFabricStrategy) -> None:
         self._strategy = strategy
 

@@ -7,9 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments import ClusterEnvironment
-from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 import horovod.torch as hvd
 from horovod.errors import RequestError
@@ -29,31 +27,11 @@ _OPS = {
 _ANY_NUMBER = 1 << 30
 
 
-class Environment(ClusterEnvironment):
-    """Horovod's ranks as a cluster environment; the ranks exist before Lightning starts."""
+class Environment:
+    """Horovod's ranks as a cluster environment: the part that strategies use."""
 
     def __init__(self) -> None:
         hvd.init()
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        """Whether processes are started outside Lightning: always True."""
-        return True
-
-    @property
-    def main_address(self) -> str:
-        """Unused placeholder: Horovod's ranks find each other without this address."""
-        return "localhost"
-
-    @property
-    def main_port(self) -> int:
-        """Unused placeholder, as ``main_address``."""
-        return 0
-
-    @staticmethod
-    def detect() -> bool:
-        """Whether Lightning should choose this environment automatically: always False."""
-        return False
 
     def world_size(self) -> int:
         """Return the number of ranks."""
@@ -77,6 +55,9 @@ class Environment(ClusterEnvironment):
         """Return the index of this rank's host."""
         return int(hvd.cross_rank())
 
+    def teardown(self) -> None:
+        """Do nothing: the ranks outlive the strategy."""
+
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Refuse a number of processes that the launcher did not start.
 
@@ -91,7 +72,11 @@ class Environment(ClusterEnvironment):
             )
 
 
-class Ranks:
+#: Lightning's own strategy comes after the mixin, for mypy too.
+_Mixin: Any = object
+
+
+class Ranks(_Mixin):
     """Methods of a strategy, built on Horovod's collectives; a mixin before Lightning's own classes."""
 
     is_distributed = True
@@ -105,7 +90,7 @@ class Ranks:
 
     def setup_environment(self) -> None:
         """Prepare the device, and let only rank 0 log from now on."""
-        super().setup_environment()  # type: ignore[misc]
+        super().setup_environment()
         self.set_world_ranks()
 
     @property
@@ -123,7 +108,7 @@ class Ranks:
 
     def set_world_ranks(self) -> None:
         """Let only rank 0 log and save."""
-        rank_zero_only.rank = fabric_rank_zero_only.rank = hvd.rank()
+        rank_zero_only.rank = hvd.rank()
 
     @property
     def num_nodes(self) -> int:

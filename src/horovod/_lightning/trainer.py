@@ -7,17 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from torchmetrics import Metric
 
 import horovod.torch as hvd
-from horovod.lightning.ranks import Environment, Ranks
+from horovod._lightning.ranks import Environment, Ranks
 
 __all__ = ["HorovodStrategy"]
 
 
-class HorovodStrategy(Ranks, ParallelStrategy):
+class HorovodStrategy(Ranks):
     """Train with the ranks that ``horovodrun``, or another launcher known to Horovod, has started.
 
     Gradients of all optimizers are averaged while backward runs; clipping and hooks see the averages. Lightning shards
@@ -53,7 +51,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
 
     def setup(self, trainer: Any) -> None:
         """Broadcast the model of rank 0, and make the optimizers distributed."""
-        if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
+        if trainer.state.fn == "fit" and self._layer_sync:
             self.model = hvd.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.distributed = []
         super().setup(trainer)
