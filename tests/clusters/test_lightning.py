@@ -292,6 +292,29 @@ def test_ranks_end_with_the_same_weights(tmp_path: Path) -> None:
     assert not np.array_equal(first[1][0], _net(0, False).state_dict()["0.weight"])
 
 
+def _statistics(folder: str) -> tuple[list[Any], list[Any]]:
+    """Return the model after the last batch and after ``fit``, where rank 1 is the last that comes to its end."""
+    import horovod.torch as hvd
+
+    join = hvd.join
+    hvd.join = lambda: max(join(), 1)
+    module = _module(True)
+    kept: list[Any] = []
+    module.on_train_epoch_end = lambda: kept.extend(_weights(module.net))
+    import torch
+
+    _one_epoch(module, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_data()), BATCH), folder)
+    hvd.join = join
+    return kept, _weights(module.net)
+
+
+def test_ranks_end_with_the_statistics_of_rank_0_as_in_checkpoints(tmp_path: Path) -> None:
+    (wanted, first), (other, second) = run_ranks(2, _statistics, str(tmp_path))
+    assert any(not np.array_equal(mine, theirs) for mine, theirs in zip(wanted, other, strict=True))
+    for values in zip(wanted, first, second, strict=True):
+        np.testing.assert_array_equal(values[1:], values[:1] * 2)
+
+
 @on_ranks(1, returns=[("HorovodStrategy", "HorovodFabricStrategy")])
 def test_the_strategy_has_a_name() -> tuple[str, str]:
     os.environ["MPI4PY_LIBMPI"] = "/nowhere/libmpi.so"  # as if mpi4py were installed without an MPI library

@@ -107,6 +107,53 @@ def test_torch_ranks_validate_and_resume_with_the_statistics_of_the_model_that_i
     np.testing.assert_allclose(whole.getHistory()[-1]["validation"]["mae"], error, rtol=1e-9)
 
 
+@pytest.mark.parametrize("framework", ["keras", "lightning"])
+def test_ranks_validate_with_the_statistics_of_the_model_that_is_returned(
+    df: Any, tmp_path: Path, framework: str
+) -> None:
+    pytest.importorskip(framework)
+    more = {"feature_cols": ["features"], "label_cols": ["label"], "batch_size": 4, "epochs": 2, "validation": "held"}
+    common = {"store": Store.create(str(tmp_path)), "backend": Processes(), "random_seed": 3, "verbose": 0} | more
+    columns = columns_of(df)
+    if framework == "keras":
+        import keras
+
+        from horovod.spark.keras import KerasEstimator
+
+        net = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model = KerasEstimator(**common, model=net, optimizer="sgd", loss="mse", metrics=["mae"]).fit(df)
+        found, outputs = model.getHistory()["val_mae"][-1], model.getModel().predict_on_batch(columns["features"])
+    else:
+        import lightning
+        import torch
+
+        from horovod.spark.lightning import TorchEstimator
+
+        class Module(lightning.LightningModule):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+            def forward(self, features: Any) -> Any:
+                return self.net(features)
+
+            def training_step(self, batch: Any, index: int) -> Any:
+                return (self(batch["features"])[:, 0] - batch["label"]).square().mean()
+
+            def validation_step(self, batch: Any, index: int) -> None:
+                error = self(batch["features"])[:, 0] - batch["label"]
+                self.log("val_mae", error.abs().mean(), sync_dist=True, batch_size=len(error))
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), 0.01)
+
+        model = TorchEstimator(**common, model=Module().double()).fit(df)
+        found = model.getHistory()[-1]["val_mae"]
+        outputs = model.getModel().eval()(torch.from_numpy(columns["features"])).detach().numpy()
+    error = np.abs(outputs[:, 0] - columns["label"])[columns["held"]].mean()
+    np.testing.assert_allclose(found, error, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("rows", "is_shuffled"), [(None, True), (0, False), (5, True)])
 def test_a_buffer_of_no_rows_does_not_shuffle(
     df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None, is_shuffled: bool

@@ -116,8 +116,10 @@ class HorovodStrategy(Ranks):
         return self._reduce(tensor, group, reduce_op)
 
     def on_train_end(self) -> None:
-        """Wait for ranks that have more batches, and take the weights of the last one."""
-        hvd.broadcast_parameters(self.model.state_dict(), root_rank=hvd.join())
+        """Wait for ranks that have more batches, and take the model of the first of those that have the most."""
+        hvd.join()
+        steps = hvd.allgather(torch.tensor([self.lightning_module.trainer.global_step]), name="lightning.steps")
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=int(steps.argmax()))
 
 
 def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:

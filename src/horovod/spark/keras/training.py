@@ -81,6 +81,10 @@ class _Progress(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.data.epoch = epoch
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Validate with the statistics of BatchNormalization that the result has. Seeds, which are no weights, differ.
+        hvd.broadcast_variables(self.model.non_trainable_weights, root_rank=0)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(np.asarray(value).tolist())

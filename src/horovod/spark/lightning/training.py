@@ -66,6 +66,11 @@ class _Saver(Checkpoint):
             if not torch.isfinite(loss).all():
                 raise ValueError(f"the loss of batch {index} in epoch {trainer.current_epoch} is {float(loss)}")
 
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        """Copy rank 0's buffers, those of the result, to all ranks: BatchNorm's statistics differ."""
+        kept = module.state_dict()
+        hvd.broadcast_parameters({name: value for name, value in module.named_buffers() if name in kept}, root_rank=0)
+
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.history.append({"epoch": trainer.current_epoch} | metrics)
