@@ -180,6 +180,26 @@ def test_torch_metrics_have_names_of_their_own(df: Any, tmp_path: Path) -> None:
             torch_estimator(Store.create(str(tmp_path)), metrics=metrics).fit(df)
 
 
+def test_torch_takes_one_sample_weight_for_each_row() -> None:
+    torch = pytest.importorskip("torch")
+    from horovod.spark.torch.training import _Trainer, losses_of, metrics_of
+
+    how: Any = SimpleNamespace(
+        feature_cols=["x"], label_cols=["y"], input_shapes=None, label_shapes=None, sample_weight_col="w",
+        loss=torch.nn.MSELoss(), loss_constructors=None, metrics=None,
+    )  # fmt: skip
+    outputs, labels, weights = np.arange(4.0), np.array([0.0, 3.0, 1.0, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
+    trainer: Any = object.__new__(_Trainer)
+    trainer.params, trainer.dtype, trainer.device = how, torch.float64, torch.device("cpu")
+    trainer.losses, trainer.shares, trainer.metrics = losses_of(how), [1.0], metrics_of(how.metrics, how.label_cols)
+    for shape in ((4,), (4, 1), (4, 1, 1)):
+        trainer.training = SimpleNamespace(parts=lambda batch, w=weights.reshape(shape): ([outputs], [labels], w))
+        assert float(trainer.loss(*trainer.batch({}))) == ((outputs - labels) ** 2 * weights).mean()
+    trainer.training = SimpleNamespace(parts=lambda batch: ([outputs], [labels], np.ones((4, 4))))
+    with pytest.raises(RequestError, match=r"one number for each row. Column 'w' has \(4,\)"):
+        trainer.batch({})
+
+
 @pytest.mark.parametrize("through", ["bytes", "lightning"])
 def test_a_state_may_have_numbers_of_numpy(tmp_path: Path, through: str) -> None:
     torch = pytest.importorskip("torch")

@@ -61,12 +61,13 @@ def metrics_of(metrics: Any, labels: Sequence[str]) -> list[tuple[str, int, Call
     """Return name, index of the label, and function of each metric.
 
     Args:
-        metrics: functions of output and label, used for every label; or one list of functions per label.
+        metrics: functions of output and label, used for every label; or one list of functions per label; or None.
         labels: names of the labels.
 
     Raises:
         RequestError: a metric is not a function, two have the same name, or the number of lists does not fit.
     """
+    metrics = metrics or []
     nested = [list(metrics)] * len(labels) if not any(isinstance(entry, list) for entry in metrics) else metrics
     if len(nested) != len(labels):
         raise RequestError(f"metrics has {len(nested)} lists for {len(labels)} label columns")
@@ -119,7 +120,14 @@ class _Trainer:
         features, labels, weights = self.training.parts(arrays)
         to = functools.partial(tensors, dtype=self.dtype, device=self.device)
         inputs = reshaped(to(features, self.params.feature_cols), self.params.input_shapes)
-        return inputs, to(labels, self.params.label_cols), None if weights is None else to([weights], ["weights"])[0]
+        if weights is not None:
+            column = self.params.sample_weight_col
+            if weights.size != len(weights):
+                raise RequestError(
+                    f"sample_weight_col must hold one number for each row. Column {column!r} has {weights.shape[1:]}"
+                )
+            weights = to([weights.reshape(-1)], [column])[0]
+        return inputs, to(labels, self.params.label_cols), weights
 
     def fitted(self, outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Reshape labels to the given shapes, or to the outputs' shapes if their numbers of elements agree."""
