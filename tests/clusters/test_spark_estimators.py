@@ -252,8 +252,9 @@ def test_keras_ranks_train_as_one_process_does(df: Any, tmp_path: Path) -> None:
     assert_same(loaded.getModel().get_weights(), fitted.getModel().get_weights(), rtol=1e-6)
 
 
-def test_lightning_ranks_train_as_one_process_does(df: Any, tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_ranks_train_as_one_process_does(df: Any, tmp_path: Path, package: str) -> None:
+    lightning = pytest.importorskip(package)
     import torch
 
     from horovod.spark.lightning import TorchEstimator, TorchModel
@@ -287,9 +288,11 @@ def test_lightning_ranks_train_as_one_process_does(df: Any, tmp_path: Path) -> N
         "batch_size": BATCH, "epochs": EPOCHS, "validation": "held", "random_seed": 3, "verbose": 0,
         "backend": Processes(), "run_id": "whole", "terminate_on_nan": True,
     }  # fmt: skip
-    with pytest.raises(RequestError, match=r"callbacks must be instances of lightning.*Callback; received 3"):
+    with pytest.raises(RequestError, match=rf"callbacks must be instances of {package}.*Callback; received 3"):
         TorchEstimator(**options, callbacks=[3]).fit_on_parquet()
-    stops = lightning.pytorch.callbacks.EarlyStopping("val_mae", patience=1, min_delta=1e9)  # after two epochs
+    with pytest.raises(RequestError, match=r"model must be a LightningModule.*Received: Net"):
+        TorchEstimator(**options | {"model": net()}).fit_on_parquet()
+    stops = lightning.callbacks.EarlyStopping("val_mae", patience=1, min_delta=1e9)  # after two epochs
     assert EPOCHS == 2
     fitted = TorchEstimator(**options | {"epochs": 9, "trainer_args": {"callbacks": stops}}).fit_on_parquet()
     readers = [reader_of(store, train, rank, shuffles=True, seed=3) for rank in range(2)]

@@ -63,7 +63,7 @@ class HorovodEstimator(Settable, Saved, Estimator):
     #: Training function that runs on each rank.
     _train: ClassVar[staticmethod[[TrainingJob], Trained | None]]
     _unsupported: ClassVar[tuple[str, ...]] = ("continuous_cols", "categorical_cols", "data_module")
-    _callback: ClassVar[type] = object
+    _callback: Any = object
     _is_copy = False
 
     def copy(self, extra: dict[Any, Any] | None = None) -> Any:

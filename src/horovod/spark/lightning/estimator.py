@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import lightning
-
 from horovod.errors import RequestError
 from horovod.spark.common.estimator import HorovodEstimator
 from horovod.spark.common.params import has_params
 from horovod.spark.common.training import Trained
-from horovod.spark.lightning.training import train
+from horovod.spark.lightning.training import package_of, train
 from horovod.spark.torch.estimator import TorchModel as PlainModel
 from horovod.spark.torch.tensors import load_state, predictor
 
@@ -36,27 +34,25 @@ _NO_EFFECT = "accepted, without effect here"
     )
 )
 class TorchEstimator(HorovodEstimator):
-    """Train a LightningModule on a DataFrame with several ranks.
+    """Train a LightningModule, of ``lightning`` or ``pytorch_lightning``, on a DataFrame with several ranks.
 
     ``training_step`` gets a dict with a tensor for each column; ``forward`` gets the features, for ``transform``. Its
     arguments are those of ``HorovodEstimator``.
     """
 
     _train = staticmethod(train)
-    _callback = lightning.Callback
     #: The module defines most of these itself, and the strategy does not compress gradients.
     _unsupported = (
         *HorovodEstimator._unsupported, "optimizer", "loss", "loss_weights", "metrics", "gradient_compression",
     )  # fmt: skip
 
+    @property
+    def _callback(self) -> Any:
+        return package_of(self.getOrDefault("model")).Callback
+
     def _check(self) -> None:
         super()._check()
-        model = self.getOrDefault("model")
-        if not isinstance(model, lightning.LightningModule):
-            raise RequestError(
-                f"model must be a LightningModule of the package lightning; horovod.spark.torch.TorchEstimator trains "
-                f"other modules. Received: {type(model).__name__}"
-            )
+        package_of(self.getOrDefault("model"))  # refuses other modules
         given = self.getOrDefault("trainer_args") or {}
         if "strategy" in given:
             raise RequestError("trainer_args must not have a strategy: the ranks train with HorovodStrategy")

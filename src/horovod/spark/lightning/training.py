@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
-from lightning.pytorch.callbacks import Checkpoint
 
 import horovod.torch as hvd
-from horovod.lightning import HorovodStrategy
+from horovod.errors import RequestError
 from horovod.spark.common.reading import Batch, Reader
 from horovod.spark.common.training import Trained, Training, TrainingJob
 from horovod.spark.torch.tensors import dtype_of, save_state, state_bytes, tensor_of
 
-__all__ = ["train"]
+__all__ = ["package_of", "train"]
+
+#: Packages with LightningModules: the module that has our strategy, and the one with trainer and callbacks.
+_PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+
+
+def package_of(model: Any) -> Any:
+    """Return the package whose LightningModule a model is: ``lightning.pytorch`` or ``pytorch_lightning``.
+
+    Raises:
+        RequestError: it is another object.
+    """
+    for base in type(model).__mro__:
+        if base.__name__ == "LightningModule" and (name := base.__module__.partition(".")[0]) in _PACKAGES:
+            return importlib.import_module(_PACKAGES[name])
+    raise RequestError(
+        f"model must be a LightningModule; horovod.spark.torch.TorchEstimator trains other modules. "
+        f"Received: {type(model).__name__}"
+    )
 
 
 class _Batches(torch.utils.data.IterableDataset[Any]):
@@ -44,8 +61,8 @@ class _Batches(torch.utils.data.IterableDataset[Any]):
         return made
 
 
-class _Saver(Checkpoint):
-    """Writes a checkpoint after each epoch, once its metrics are known."""
+class _Saver:
+    """Writes a checkpoint after each epoch, once its metrics are known; a mixin before a package's ``Checkpoint``."""
 
     def __init__(self, training: Training, folder: str) -> None:
         self.training, self.folder = training, folder
@@ -98,8 +115,10 @@ def train(job: TrainingJob) -> Trained | None:
     hvd.init()
     training = Training(job, hvd.rank(), hvd.size(), torch.manual_seed)
     params = training.params
+    package = package_of(params.model)
+    strategy = importlib.import_module(f"horovod.{package.__name__.partition('.')[0]}").HorovodStrategy()
     with tempfile.TemporaryDirectory() as folder:
-        saver = _Saver(training, folder)
+        saver: Any = type("Saver", (_Saver, package.callbacks.Checkpoint), {})(training, folder)
         use_gpu = params.use_gpu and params.num_gpus != 0 and torch.cuda.is_available()
         options = {
             "max_epochs": params.epochs, "accelerator": "gpu" if use_gpu else "cpu", "logger": params.logger or False,
@@ -109,7 +128,7 @@ def train(job: TrainingJob) -> Trained | None:
             "limit_train_batches": training.steps,
         } | (params.trainer_args or {})  # fmt: skip
         callbacks = [*(params.callbacks or []), *_listed(options.pop("callbacks", None)), saver]
-        trainer = lightning.Trainer(strategy=HorovodStrategy(), callbacks=callbacks, **options)
+        trainer = package.Trainer(strategy=strategy, callbacks=callbacks, **options)
 
         def loader(reader: Reader, steps: int, first: Callable[[], int]) -> Any:
             return torch.utils.data.DataLoader(_Batches(training, reader, steps, first), batch_size=None)
