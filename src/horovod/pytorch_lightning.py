@@ -6,15 +6,14 @@ Importing this module also registers the name ``"horovod"``, so that ``Trainer(s
 from horovod.bindings.misuse import not_installed
 
 try:
-    import pytorch_lightning as _package  # noqa: F401
+    import pytorch_lightning
 except ModuleNotFoundError as error:
     raise not_installed(error, "pytorch_lightning", "lightning") from None
 
-from lightning_fabric import strategies as _fabric
-from pytorch_lightning import strategies as _trainer
+import lightning_fabric
 
 from horovod._lightning import strategies
 
 __all__ = ["HorovodFabricStrategy", "HorovodStrategy"]
 
-HorovodStrategy, HorovodFabricStrategy = strategies(__name__, _trainer, _fabric)
+HorovodStrategy, HorovodFabricStrategy = strategies(__name__, pytorch_lightning, lightning_fabric)

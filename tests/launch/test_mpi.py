@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -173,7 +172,9 @@ def test_mpirun_starts_the_ranks_of_two_hosts(cluster: Cluster, mpirun: list[str
 
 
 def test_mpi4py_without_an_mpi_library_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``horovod.lightning`` puts None there, so that Lightning does not load mpi4py either."""
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    def start(timeout_s: float) -> None:
+        raise RuntimeError("cannot load MPI library")
+
+    monkeypatch.setattr(mpi, "_start_mpi_within_horovod_start_timeout", start)
     with pytest.raises(InitError, match=r"mpi4py, which finds no MPI library; add the folder of libmpi\.so"):
         mpi.introduce(World(0, 2, 0, 1, 0, 2, "a", "mpirun", "j", b"k"), 1.0)

@@ -157,8 +157,7 @@ def _members(world: World, timeout_s: float) -> tuple[int, ...] | None:
         if not world.is_spread:
             return None
         ours = f"{world.size} ranks, {world.local_size} of them on this host, were started by {world.launcher}"
-        has_library = sys.modules.get("mpi4py.MPI", ...) is not None  # see horovod._lightning
-        if isinstance(error, ImportError) and has_library:
+        if isinstance(error, ImportError):
             raise InitError(f"{ours}: to find each other they need mpi4py; pip install mpi4py ({error})") from error
         raise InitError(
             f"{ours}: to find each other they need mpi4py, which finds no MPI library; add the folder of libmpi.so to "
