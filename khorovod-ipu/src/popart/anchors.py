@@ -43,12 +43,8 @@ class Anchors:
         last = accumulated == self._factors.accumulation - 1 and batch == self._factors.batches - 1
         for name in self._flow.anchors():
             kind, value = self._flow.art(name), to_numpy(values[name])
-            wanted = {
-                AnchorReturnTypeId.All: True,
-                AnchorReturnTypeId.EveryN: kind.id() is AnchorReturnTypeId.EveryN and (batch + 1) % kind.rp() == 0,
-                AnchorReturnTypeId.Final: last,
-                AnchorReturnTypeId.Sum: last,
-            }[kind.id()]
+            at_end = kind.id() in (AnchorReturnTypeId.Final, AnchorReturnTypeId.Sum)
+            wanted = last if at_end else kind.id() is AnchorReturnTypeId.All or (batch + 1) % kind.rp() == 0
             if kind.id() is AnchorReturnTypeId.Sum:
                 value = np.add(self._sums.get((name, replica), np.zeros_like(value)), value)
                 self._sums[name, replica] = value

@@ -63,6 +63,17 @@ class DeviceInfo:
         return f"<software device {self.id}: {self.type.name}, {self.numIpus} IPU>"
 
 
+def _creating(kind: DeviceType) -> Any:
+    """Return a method that returns a device of a kind, which can run whatever the kind is."""
+
+    def create(self: DeviceManager, options: Mapping[str, Any] | None = None) -> DeviceInfo:
+        given = options or {}
+        return DeviceInfo(kind, int(given.get("numIPUs", 1)), int(given.get("tilesPerIPU", _TILES)))
+
+    create.__doc__ = f"Return a device of type {kind.name}; ``options`` are numIPUs, tilesPerIPU, and ineffective ones."
+    return create
+
+
 class DeviceManager:
     """Creates any number of devices."""
 
@@ -70,21 +81,9 @@ class DeviceManager:
         """Return a device of type CPU."""
         return DeviceInfo(DeviceType.Cpu)
 
-    def createIpuModelDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
-        """Return a device of the type of an IPU model.
-
-        Args:
-            options: ``numIPUs`` and ``tilesPerIPU``; others are accepted.
-        """
-        return _device(DeviceType.IpuModel, options)
-
-    def createSimDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
-        """Return a device of the type of a simulation. See ``createIpuModelDevice``."""
-        return _device(DeviceType.Sim, options)
-
-    def createOfflineIPUDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
-        """Return a device of type offline, which can run nevertheless. See ``createIpuModelDevice``."""
-        return _device(DeviceType.OfflineIpu, options)
+    createIpuModelDevice = _creating(DeviceType.IpuModel)
+    createSimDevice = _creating(DeviceType.Sim)
+    createOfflineIPUDevice = _creating(DeviceType.OfflineIpu)
 
     def acquireAvailableDevice(
         self,
@@ -119,8 +118,3 @@ class DeviceManager:
 
     def setOnDemandAttachTimeout(self, seconds: int) -> None:
         """Accept a timeout without effect: a device is always available."""
-
-
-def _device(kind: DeviceType, options: Mapping[str, Any] | None) -> DeviceInfo:
-    given = options or {}
-    return DeviceInfo(kind, int(given.get("numIPUs", 1)), int(given.get("tilesPerIPU", _TILES)))

@@ -125,11 +125,7 @@ class HostStreams:
         self._callbacks[handle, index] = callback
 
     def begin(self) -> None:
-        """Raise if a stream has no callback.
-
-        Raises:
-            popart_exception: a stream has no callback.
-        """
+        """Raise ``popart_exception`` if a stream has no callback."""
         open_ends = [handle for handle in self.ids() if (handle, 0) not in self._callbacks]
         if open_ends:
             raise popart_exception(

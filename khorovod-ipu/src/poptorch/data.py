@@ -54,7 +54,17 @@ class _PartSampler(Sampler[int]):
         return iter(order[first : first + self._own].tolist())
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class _Terminated:
+    """Mixin: a ``with`` block ends by ``terminate()``."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self: Any, *_: object) -> None:
+        self.terminate()
+
+
+class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
     """A data loader of torch whose batches feed one call of a model.
 
     Args:
@@ -156,12 +166,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The options of the data loader."""
         return self._options
 
-    def __enter__(self) -> DataLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.terminate()
-
     def terminate(self) -> None:
         """End the processes that load data."""
         iterator = self._iterator
@@ -170,7 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             iterator._shutdown_workers()
 
 
-class AsynchronousDataAccessor:
+class AsynchronousDataAccessor(_Terminated):
     """Stand-in for a process that loads ahead; here the data loader's own workers do this.
 
     Args:
@@ -186,12 +190,6 @@ class AsynchronousDataAccessor:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._dataset)
-
-    def __enter__(self) -> AsynchronousDataAccessor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.terminate()
 
     def terminate(self) -> None:
         """End the processes that load data."""

@@ -82,12 +82,10 @@ class Block(torch.nn.Module, Hint):
         super().__init__()
 
     @staticmethod
-    def useAutoId() -> None:
+    def start(user_id: str = "", ipu_id: int | None = None) -> None:
         """Do nothing."""
 
-    @staticmethod
-    def start(user_id: str, ipu_id: int | None = None) -> None:
-        """Do nothing."""
+    useAutoId = start
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:

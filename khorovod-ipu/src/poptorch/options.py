@@ -196,13 +196,8 @@ class TensorLocationOptions(_Group):
 
 
 class _PopartOptions(_Group):
-    def set(self, key: str, value: Any) -> _PopartOptions:
-        """Keep an option of PopART, without effect."""
-        return self._set(key, value)
-
-    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> _PopartOptions:
-        """Keep patterns, without effect."""
-        return self._set("patterns", (patterns, level))
+    without_effect = ("setPatterns",)
+    set = _Group._set
 
 
 class Options(_Group):

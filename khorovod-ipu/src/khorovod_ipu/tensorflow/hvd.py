@@ -1,4 +1,4 @@
-"""Functions of ``tensorflow.python.ipu.horovod`` whose arguments differ from those of ``horovod.tensorflow``."""
+"""The function of ``tensorflow.python.ipu.horovod`` whose arguments differ from those of ``horovod.tensorflow``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-__all__ = ["allreduce", "broadcast"]
+__all__ = ["allreduce"]
 
 
 def allreduce(
@@ -30,14 +30,3 @@ def allreduce(
         tensor, op=hvd.Average if op is None else op, name=name, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
     )  # fmt: skip
-
-
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
-    """Return a rank's tensor on every rank.
-
-    Args:
-        tensor: same shape and dtype on every rank.
-        root_rank: rank of the sender.
-        name: key of the match; None numbers an eager call.
-    """
-    return hvd.broadcast(tensor, root_rank, name)

@@ -10,8 +10,8 @@ __all__ = ["IPUConfig", "OptionTree"]
 _NAMES = frozenset(
     (
         "allow_recompute", "auto_select_ipus", "select_ipus", "compilation_options", "convolutions",
-        "device_connection", "experimental", "floating_point_behaviour", "gcl_poplar_options", "io_tiles", "ipu_model",
-        "matmuls", "norms", "num_ipus", "optimizations", "pooling", "scheduling", "selection_order",
+        "device_connection", "experimental", "floating_point_behaviour", "gcl_poplar_options", "indices", "io_tiles",
+        "ipu_model", "matmuls", "norms", "num_ipus", "optimizations", "pooling", "scheduling", "selection_order",
         "serialization_output_folder", "slices", "verified_transfers",
     )
 )  # fmt: skip

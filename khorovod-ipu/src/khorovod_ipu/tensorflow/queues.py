@@ -180,7 +180,4 @@ class IPUOutfeedQueue:
         rows = range(int(tf.nest.flatten(found)[0].shape[0]))
         return iter([tf.nest.map_structure(lambda tensor, row=row: tensor[row], found) for row in rows])
 
-    @property
-    def deleter(self) -> Any:
-        """An operation without effect: the queue ends with its session."""
-        return tf.no_op()
+    deleter = IPUInfeedQueue.deleter

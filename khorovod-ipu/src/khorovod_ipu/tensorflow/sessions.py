@@ -14,12 +14,9 @@ __all__ = ["prepare"]
 #: Seconds to wait until the watch notices a loss that gRPC has already reported.
 _NOTICE_S = 10.0
 _OF_A_LOSS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.InternalError,
+    tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError,
     tf.errors.UnknownError,
-)
+)  # fmt: skip
 
 
 def prepare() -> None:

@@ -11,16 +11,12 @@ import tensorflow as tf
 from khorovod_ipu.tensorflow.options import IPUConfig, OptionTree
 
 __all__ = [
-    "SETTERS", "UTILITIES", "auto_select_ipus", "check_accepted", "configure_ipu_system", "create_ipu_config",
-    "ipu_shard", "missing", "move_variable_initialization_to_cpu", "outside_compilation_scope", "reset_ipu_seed",
-    "select_ipus",
+    "SETTERS", "UTILITIES", "check_accepted", "configure_ipu_system", "create_ipu_config", "ipu_shard", "missing",
+    "move_variable_initialization_to_cpu", "outside_compilation_scope", "reset_ipu_seed",
 ]  # fmt: skip
 
 #: Functions of ``ipu.utils`` besides those of ``SETTERS``.
-UTILITIES = (
-    "auto_select_ipus", "configure_ipu_system", "create_ipu_config", "move_variable_initialization_to_cpu",
-    "reset_ipu_seed", "select_ipus",
-)  # fmt: skip
+UTILITIES = ("configure_ipu_system", "create_ipu_config", "move_variable_initialization_to_cpu", "reset_ipu_seed")
 
 
 def _noted(*path: str, order: tuple[str, ...] = ()) -> Callable[..., IPUConfig]:
@@ -59,18 +55,6 @@ def create_ipu_config(**options: Any) -> IPUConfig:
     made = IPUConfig()
     made.compilation_options = OptionTree()
     return _noted("compilation_options")(made, **options)
-
-
-def auto_select_ipus(opts: IPUConfig, num_ipus: int) -> IPUConfig:
-    """Store the wanted number of devices in a configuration."""
-    opts.auto_select_ipus = num_ipus
-    return opts
-
-
-def select_ipus(opts: IPUConfig, indices: Any) -> IPUConfig:
-    """Store the wanted devices in a configuration."""
-    opts.select_ipus = indices
-    return opts
 
 
 def configure_ipu_system(config: IPUConfig, device: str = "cpu", **accepted: Any) -> None:
@@ -115,13 +99,9 @@ SETTERS = {
         "verification_options",
     )
 }  # fmt: skip
+SETTERS |= {name: _noted(order=(name,)) for name in ("auto_select_ipus", "select_ipus")}
 SETTERS["set_ipu_model_options"] = _noted("ipu_model", order=("compile_ipu_code",))
 SETTERS["set_experimental_multi_replica_distribution_options"] = _noted(
     "experimental", "multi_replica_distribution", order=("process_count", "process_index")
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in SETTERS:
-        return SETTERS[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+globals().update(SETTERS)

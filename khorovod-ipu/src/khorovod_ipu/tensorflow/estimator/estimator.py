@@ -34,6 +34,10 @@ class IPUEstimator:
         eval_batch_size: batch size of evaluate().
         predict_batch_size: batch size of predict().
 
+    Attributes:
+        model_dir: folder of checkpoints and summaries.
+        config: configuration of the runs.
+
     Raises:
         TypeError: ``config`` is not a RunConfig.
         ValueError: arguments disagree, or a batch cannot be divided among the workers.
@@ -57,8 +61,8 @@ class IPUEstimator:
         if model_dir and config.model_dir and model_dir != config.model_dir:
             raise ValueError(f"model_dir={model_dir!r}, but the RunConfig says {config.model_dir!r}")
         self._model_fn = model_fn
-        self._model_dir = model_dir or config.model_dir or tempfile.mkdtemp()
-        self._config = config.replace(model_dir=self._model_dir)
+        self.model_dir = model_dir or config.model_dir or tempfile.mkdtemp()
+        self.config = config.replace(model_dir=self.model_dir)
         self._params = dict(params or {})
         if "batch_size" in self._params and (train_batch_size or eval_batch_size or predict_batch_size):
             raise ValueError("params has a batch_size, and the Estimator was given one, too")
@@ -75,16 +79,6 @@ class IPUEstimator:
         if self._warm_start_from is None:
             return self._model_fn
         return _warmly_started(self._model_fn, self._warm_start_from, self.latest_checkpoint())
-
-    @property
-    def model_dir(self) -> str:
-        """Folder of checkpoints and summaries."""
-        return self._model_dir
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration."""
-        return self._config
 
     @property
     def params(self) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from khorovod_ipu.tensorflow.estimator.model import call_model, new_graph
 from khorovod_ipu.tensorflow.estimator.spec import ModeKeys
 
 __all__ = [
-    "ServingInputReceiver",
-    "build_parsing_serving_input_receiver_fn",
-    "build_raw_serving_input_receiver_fn",
+    "ServingInputReceiver", "build_parsing_serving_input_receiver_fn", "build_raw_serving_input_receiver_fn",
     "export_saved_model",
-]
+]  # fmt: skip
 
 v1 = tf.compat.v1
 _SERVED = "serving_default"

@@ -19,7 +19,7 @@ class ModeKeys:
     PREDICT = "infer"
 
 
-def _checked_call(what: str, call: Any) -> tuple[Callable[..., Any], Any]:
+def _check_call(what: str, call: Any) -> None:
     if not isinstance(call, tuple):
         raise TypeError(f"{what} must be a tuple (function, tensors). Received: {type(call).__name__}")
     if len(call) != 2:
@@ -36,7 +36,6 @@ def _checked_call(what: str, call: Any) -> tuple[Callable[..., Any], Any]:
                 f"{what} takes tensors, but item {index} is {tensor!r}. A gradient is None if the loss does not "
                 "depend on the variable"
             )
-    return function, tensors
 
 
 _Spec = namedtuple(
@@ -93,9 +92,9 @@ class IPUEstimatorSpec(_Spec):
         if host_call is not None:
             if mode != ModeKeys.TRAIN:
                 raise ValueError(f"host_call is for training only; the mode is {mode!r}")
-            _checked_call("host_call", host_call)
+            _check_call("host_call", host_call)
         if eval_metrics is not None:
-            _checked_call("eval_metrics", eval_metrics)
+            _check_call("eval_metrics", eval_metrics)
             if eval_metric_ops:
                 raise ValueError("give eval_metrics or eval_metric_ops, not both")
         return super().__new__(

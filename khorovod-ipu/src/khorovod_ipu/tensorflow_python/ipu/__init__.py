@@ -24,9 +24,9 @@ _MODULES: dict[str, dict[str, str]] = {
     "distributed": {f"{_HERE}.instances": "allgather allreduce broadcast"},
     "distributed.popdist_strategy": _POPDIST,
     "horovod": {
-        f"{_HERE}.hvd": "allreduce broadcast",
-        "horovod.tensorflow": "Adasum Average Sum allgather ddl_built gloo_built gloo_enabled init is_homogeneous "
-        "local_rank local_size mpi_built mpi_enabled nccl_built rank shutdown size",
+        f"{_HERE}.hvd": "allreduce",
+        "horovod.tensorflow": "Adasum Average Sum allgather broadcast ddl_built gloo_built gloo_enabled init "
+        "is_homogeneous local_rank local_size mpi_built mpi_enabled nccl_built rank shutdown size",
     },
     "horovod.ipu_horovod_strategy": {
         f"{_HERE}.strategies": "IPUHorovodStrategy IPUHorovodStrategyV1=IPUHorovodStrategy"
