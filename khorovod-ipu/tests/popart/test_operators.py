@@ -329,3 +329,18 @@ def test_reducing_no_axes_leaves_the_shape_as_it_is() -> None:
     for name, expected in (("reducesumsquare", X**2), ("reducemean", X), ("reducel1", abs(X))):
         found, *_ = compute(lambda o, i, name=name: getattr(o, name)(i, axes=[], keepdims=0), [X])
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["reducesum", "reduceprod", "reducel1", "reducesumsquare", "cumsum"])
+def test_sums_of_whole_numbers_have_the_dtype_of_their_terms(name: str) -> None:
+    x, builder = np.arange(6, dtype=np.int32).reshape(2, 3), popart.Builder(opsets={"ai.onnx": 11})
+    given = builder.addInputTensor(popart.TensorInfo(x))
+    axis = builder.aiOnnx.constant(np.int64(1))
+    made = getattr(builder.aiOnnx, name)(*([[given, axis]] if name == "cumsum" else [[given], [1]]))
+    assert builder.getTensorDtypeString(made) == "int32"
+    flow = popart.DataFlow(1, {made: popart.AnchorReturnType("All")})
+    session = popart.InferenceSession(builder.getModelProto(), flow, popart.DeviceManager().createCpuDevice())
+    session.prepareDevice()
+    expected = {"reduceprod": x.prod(1), "reducesumsquare": (x**2).sum(1), "cumsum": x.cumsum(1)}.get(name, x.sum(1))
+    found = step(session, {given: x})[made]
+    assert found.dtype == np.int32 and found.ravel().tolist() == expected.ravel().tolist()

@@ -49,7 +49,7 @@ def _reduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     axes = list(range(x.dim())) if axes is None else axes
     if not axes:  # ONNX: an empty list reduces each element alone, but torch would reduce all
         return _REDUCTIONS[node.op](x.unsqueeze(-1), [-1], False)
-    return _REDUCTIONS[node.op](x, axes, bool(node.attributes.get("keepdims", 1)))
+    return _REDUCTIONS[node.op](x, axes, bool(node.attributes.get("keepdims", 1))).to(x.dtype)  # torch widens int32
 
 
 @operator("ArgMax", "ArgMin")
@@ -71,7 +71,7 @@ def _topk(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 def _cumsum(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     axis = int(inputs[1].reshape(-1)[0])
     x = inputs[0].flip(axis) if node.attributes.get("reverse") else inputs[0]
-    total = torch.cumsum(x, axis)
+    total = torch.cumsum(x, axis, dtype=x.dtype)
     total = total - x if node.attributes.get("exclusive") else total
     return total.flip(axis) if node.attributes.get("reverse") else total
 
