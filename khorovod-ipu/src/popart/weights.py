@@ -100,9 +100,7 @@ class Weights:
                 f"the model has weights that this session does not use: {', '.join(strange)}. "
                 "ignoreWeightsInModelWithoutCorrespondingHostWeight=True passes over them"
             )
-        self.write(PyWeightsIO({name: np.ascontiguousarray(given[name]).reshape(array.shape)
-                                if given[name].size == array.size else given[name]
-                                for name, array in host.items()}))  # fmt: skip
+        self.write(PyWeightsIO({name: np.array(given[name], order="C") for name in host}))
 
     def _fitting(self, name: str, array: Array) -> Array:
         if name not in self.host:

@@ -69,6 +69,14 @@ def test_the_state_of_another_optimizer_is_none_of_ours(tmp_path: Path) -> None:
             np.testing.assert_array_equal(weights_of(session)[name], weights_of(fresh)[name])
 
 
+def test_a_weight_of_another_shape_is_refused_though_it_has_as_many_elements() -> None:
+    builder = popart.Builder()
+    for name, shape in (("w1", (5, 4)), ("w2", (5, 3))):
+        builder.addInitializedInputTensor(np.zeros(shape, np.float32), name)
+    with pytest.raises(popart.popart_exception, match=r"'w1' is float32 \[4, 5\]; received float32 \[5, 4\]"):
+        session_of(mlp(8)).resetHostWeights(builder.getModelProto())
+
+
 def _resumed(path: str) -> Any:
     import horovod.popart as hvd
 
