@@ -46,6 +46,15 @@ class OverProcesses(Exchange):
         self._name = f"popart.{next(_sessions)}"
         self._handles: dict[str, int] = {}
 
+    def compare(self, facts: Mapping[str, str], more: bool = False) -> list[bool]:
+        """Raise in all processes if a fact, by name, is not the same in all of them; else return ``more`` of each."""
+        found = self._hvd.allgather_object((facts, more), f"{self._name}.facts")
+        for name in facts:
+            if len({own.get(name) for own, _ in found}) > 1:
+                shown = "; ".join(f"process {number}: {own.get(name)}" for number, (own, _) in enumerate(found))
+                raise popart_exception(f"the processes train different things: {name} differs ({shown})")
+        return [one for _, one in found]
+
     def store(self, weight: str, gradient: torch.Tensor) -> None:
         """Start the sum of a gradient; first wait for a sum left by an interrupted step."""
         if (left := self._handles.pop(weight, None)) is not None:

@@ -63,7 +63,7 @@ class Executor:
         weights: tensors on the device, by id; those that require a gradient are trained.
         loss: id of the tensor to minimise; empty for inference.
         watched: ids of tensors whose gradients are returned.
-        replicas: number of replicas of the graph in this process.
+        replicas: number of replicas of the graph in all processes.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -160,6 +161,13 @@ class Optimizer:
             pairs.append((name, mine.getDefault(), theirs.getDefault()))
             pairs += [(f"{name} of {weight!r}", one, theirs.get(weight)) for weight, one in mine._specific.items()]
         return [f"{name} {a.val()} -> {b.val()}" for name, a, b in pairs if a.isConst() and a.val() != b.val()]
+
+    def facts(self) -> dict[str, str]:
+        """Return, as text by name, all in which optimizers can differ."""
+        parts = {"the class of the optimizer": type(self).__name__, **self._maps, **vars(self)}
+        return {
+            name: json.dumps(part, default=lambda one: getattr(one, "name", vars(one))) for name, part in parts.items()
+        }
 
     def getLossScalingVal(self) -> float:
         """Return the factor of the loss before backward; gradients are divided by it."""

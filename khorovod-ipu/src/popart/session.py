@@ -68,10 +68,9 @@ class DeviceSession:
         self.dataFlow, self.name, self._device = dataFlow, name, deviceInfo
         self.replicationFactor, self.accumulationFactor = self._options.replicas(), self._options.accumulation()
         self._weights = Weights(fnModel, self._plan.graph.weights, self._plan.trained)
-        self._executor = Executor(
-            self._plan.nodes, self._weights.device, loss, self._plan.watched, self.replicationFactor
-        )
-        self._executor.generator.manual_seed(0)
+        replicas = max(self.replicationFactor, int(self._options.globalReplicationFactor))
+        self._executor = Executor(self._plan.nodes, self._weights.device, loss, self._plan.watched, replicas)
+        self.setRandomSeed(0)
         self._prepared = False
         self._exchange: Exchange | None = None
         self._nanoseconds = 0
@@ -98,8 +97,8 @@ class DeviceSession:
         self._prepared = True
 
     def setRandomSeed(self, seedValue: int) -> None:
-        """Seed the random numbers of dropout and synthetic data."""
-        self._executor.generator.manual_seed(int(seedValue))
+        """Seed the random numbers of dropout and synthetic data, differently in each process of a distributed graph."""
+        self._executor.generator.manual_seed(int(seedValue) + int(self._options.globalReplicaOffset))
 
     def initAnchorArrays(self) -> dict[str, Array]:
         """Return an array per anchor, of the shape that a run fills."""

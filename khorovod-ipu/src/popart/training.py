@@ -134,6 +134,16 @@ class TrainingSession(DeviceSession):
             raise popart_exception("broadcastWeights needs SessionOptions.enableDistributedReplicatedGraphs = True")
         self._over_processes.broadcast(self._weights.host, rootRank)
 
+    def _check_ready(self) -> None:
+        super()._check_ready()
+        if self._over_processes is not None:
+            flow, reduction = self._plan.factors, self._options.accumulationAndReplicationReductionType
+            facts = {**self._updates.optimizer.facts(), "run()": f"{flow}, {reduction}"}
+            if any(self._over_processes.compare(facts, self._weights.written)):
+                named = "the checksum of weights and optimizer state, before broadcastWeights() and weightsFromHost(),"
+                self._over_processes.compare({named: self._weights.checksum()})
+            self._weights.written = False
+
     def _without_weights(self) -> None:
         raise popart_exception("call weightsFromHost() before run(): the device has no weights yet")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from onnx import numpy_helper
 from popart.errors import popart_exception, unknown
 from popart.model import load_proto
 from popart.stepio import PyWeightsIO
-from popart.tensors import Array
+from popart.tensors import Array, to_numpy
 from popart.updates import STATE
 
 __all__ = ["Weights"]
@@ -32,16 +34,16 @@ class Weights:
         host: the values on the host, by id.
         device: the tensors on the device, by id.
         uploaded: whether the device has values.
+        written: whether the host got values from elsewhere, until a session of several processes has compared them.
     """
 
     def __init__(self, model: Any, initial: Mapping[str, Array], trained: Iterable[str]) -> None:
         self._proto = load_proto(model)
         self.host = {name: np.array(array, order="C") for name, array in initial.items()}
         self.device = {name: torch.from_numpy(array.copy()) for name, array in self.host.items()}
-        self.trained = list(trained)
-        for name in self.trained:
+        for name in trained:
             self.device[name].requires_grad_(True)
-        self.uploaded = False
+        self.uploaded, self.written = False, True
 
     def add(self, name: str, array: Array) -> None:
         """Take a tensor that is not trained, unless it exists: a part of the optimizer's state."""
@@ -68,9 +70,15 @@ class Weights:
 
     def write(self, source: PyWeightsIO) -> None:
         """Copy arrays over the host's values."""
+        self.written = True
         fitting = {name: self._fitting(name, array) for name, array in source.weights.items()}
         for name, array in source.weights.items():
             np.copyto(fitting[name], array)
+
+    def checksum(self) -> str:
+        """Return a checksum of the device's trained weights and of the optimizer's state."""
+        kept = [own for name, own in self.device.items() if own.requires_grad or name.startswith(STATE)]
+        return str(functools.reduce(lambda value, own: zlib.crc32(to_numpy(own).tobytes(), value), kept, 0))
 
     def save(self, filename: str) -> None:
         """Write the model with the present values: those of the device, if it has values."""

@@ -279,6 +279,68 @@ def test_distributed_replicated_graphs_sum_over_all_processes_with_any_optimizer
             np.testing.assert_allclose(result[name], weight, rtol=2e-5, atol=2e-6)
 
 
+def _apart() -> tuple[list[str], Any]:
+    import horovod.popart as hvd
+
+    rank, found = hvd.rank(), []
+    chosen = options(enableDistributedReplicatedGraphs=True)
+    chosen.globalReplicationFactor, chosen.globalReplicaOffset = hvd.size(), rank
+    rate = {"defaultLearningRate": (0.1, False)}
+    inputs = {"x": np.ones((2, 4), np.float32), "label": np.zeros(2, np.int32)}
+
+    def failure(session: Any, batches: int = 1, given: Any = inputs) -> None:
+        session.weightsFromHost()
+        with pytest.raises(popart.popart_exception) as error:
+            step(session, {name: np.concatenate([array] * batches) for name, array in given.items()})
+        found.append(str(error.value))
+
+    failure(session_of(mlp(2), chosen, popart.SGD(rate) if rank else popart.Adam(rate)))
+    failure(session_of(mlp(2), chosen, None, batches=1 + rank), 1 + rank)
+    failure(session_of(mlp(2, seed=rank), chosen))
+    session = session_of(mlp(2), chosen, popart.Adam(rate))
+    session.weightsFromHost()
+    step(session, inputs)
+    session.updateOptimizerFromHost(popart.Adam({"defaultLearningRate": (0.1 + rank, False)}))
+    with pytest.raises(popart.popart_exception) as error:
+        step(session, inputs)
+    found.append(str(error.value))
+    session.updateOptimizerFromHost(popart.Adam(rate))
+    step(session, inputs)
+    if rank == 0:  # a state that one process alone has loaded
+        session.writeWeights(popart.PyWeightsIO({"OptimizerState___Adam.steps___w1": np.array(7, np.float32)}))
+    failure(session)
+    session.broadcastWeights()
+    session.weightsFromHost()
+    step(session, inputs)
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [64], "x")
+    y = builder.aiOnnx.mul([x, builder.addInitializedInputTensor(np.ones(64, np.float32), "w")])
+    dropped, *_ = builder.aiOnnx.dropout([y], 1)
+    loss = builder.aiGraphcore.l1loss([dropped], 1.0)
+    wanted = {dropped: popart.AnchorReturnType("All")}
+    session = session_of((builder.getModelProto(), loss), chosen, anchors=wanted)
+    session.setRandomSeed(5)
+    session.weightsFromHost()
+    ones = {"x": np.ones(64, np.float32)}
+    mask = step(session, ones)[dropped]
+    reduced = builder.aiGraphcore.replicatedallreduce([loss])
+    failure(session_of((builder.getModelProto(), reduced), chosen), given=ones)
+    return found, (mask, weights_of(session)["w"])
+
+
+def test_processes_that_would_train_apart_are_told_what_differs() -> None:
+    (found, (mask, weight)), (others, (other, same)) = run_ranks(2, _apart, framework="popart")
+    expected = (
+        "class of the optimizer differs (process 0: \"Adam\"; process 1: \"SGD\")",
+        "run() differs (process 0: 1 batches", "broadcastWeights() and weightsFromHost(), differs",
+        "learningRate differs", "broadcastWeights() and weightsFromHost(), differs",
+    )  # fmt: skip
+    for texts in (found, others):
+        assert len(texts) == 6 and all(part in text for part, text in zip(expected, texts)), texts
+        assert "replicatedallreduce" in texts[-1]
+    assert (mask != other).any() and (weight == same).all(), "each process drops other elements, of the same weights"
+
+
 def _wrong_uses() -> None:
     import horovod.popart as hvd
 

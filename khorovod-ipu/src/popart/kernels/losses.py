@@ -97,8 +97,7 @@ def _replicated_allreduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any
     """Return the tensor of a single replica; refuse several, which run in turn and cannot wait for each other."""
     if run.replicas > 1:
         raise popart_exception(
-            f"replicatedallreduce {node.name!r} inside of the graph needs replicas that run side by side; the software "
-            f"device runs its {run.replicas} one after the other. Gradients are reduced over them without it"
+            f"replicatedallreduce {node.name!r} needs replicas side by side; the {run.replicas} of this job are not"
         )
     return inputs[0].view_as(inputs[0])
 

@@ -60,7 +60,7 @@ class GraphRun:
         values: the tensors computed so far, by id.
         training: whether normalization and dropout behave as in training.
         generator: random number generator.
-        replicas: number of replicas of the graph in this process.
+        replicas: number of replicas of the graph in all processes.
         assigned: new values of weights without gradients, such as running means.
     """
 
