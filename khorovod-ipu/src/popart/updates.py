@@ -27,13 +27,13 @@ def _state_ids(optimizer: Optimizer, weight: str) -> dict[str, str]:
 
 
 def first_state(optimizer: Optimizer, weights: Mapping[str, TensorInfo]) -> dict[str, Array]:
-    """Return the state with which an optimizer begins, by id."""
+    """Return the state with which an optimizer begins, by id; of weights in half precision it is float32."""
     made = {}
     for weight, own in weights.items():
         for kind, name in _state_ids(optimizer, weight).items():
-            info = TensorInfo("FLOAT", []) if kind == "steps" else own
+            dtype = np.float32 if kind == "steps" else np.promote_types(own.numpy_dtype(), np.float32)
             first = kind == "squares" and getattr(optimizer, "rmsprop_tf_variant", False)
-            made[name] = np.full(info.shape(), first, info.numpy_dtype())
+            made[name] = np.full([] if kind == "steps" else own.shape(), first, dtype)
     return made
 
 
@@ -61,6 +61,7 @@ class Updates:
             scale: factor for the gradient.
         """
         optimizer = self.optimizer
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         gradient = gradient * (scale / optimizer.getLossScalingVal())
         state = {kind: self._tensors[own] for kind, own in _state_ids(optimizer, name).items()}
         if isinstance(optimizer, Adam):

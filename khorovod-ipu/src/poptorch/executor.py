@@ -11,7 +11,7 @@ import torch
 from poptorch.choices import OutputMode, ReductionType
 from poptorch.hints import recorded_losses
 from poptorch.instances import Instances
-from poptorch.optim import SGD
+from poptorch.optim import SGD, in_float32
 from poptorch.options import Options
 from poptorch.replicas import Replicas, combined, mapped, micro_batch
 
@@ -100,14 +100,15 @@ class PoplarExecutor:
             for output, loss in self._micro_batches(iteration, args, kwargs):
                 (loss * scaling).backward()  # type: ignore[no-untyped-call]
                 outputs.append(_detached(output))
-            gradients = [p.grad for p in parameters if p.grad is not None]
             training, divisor = self._options.Training, scaling
             if training.reduction == ReductionType.Mean:
                 divisor *= training.gradient_accumulation * instances.replicas
-            if divisor != 1:
-                torch._foreach_div_(gradients, divisor)
-            self._values = instances.add_up(gradients, self._values)
-            self._update(optimizer, parameters)
+            with in_float32(optimizer, parameters):
+                gradients = [p.grad for p in parameters if p.grad is not None]
+                if divisor != 1:
+                    torch._foreach_div_(gradients, divisor)
+                self._values = instances.add_up(gradients, self._values)
+                self._update(optimizer, parameters)
         finally:
             for p, gradient in zip(touched, before, strict=True):
                 p.grad = gradient

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop", "VariableAttributes"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop", "VariableAttributes", "in_float32"]
+
+
+@contextlib.contextmanager
+def in_float32(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Return a context in which parameters in half precision, their gradients and the optimizer's state are float32,
+    where squares of small gradients do not become 0; the parameters then take the new values."""
+    halves = [(p, p.data, p.grad) for p in parameters if torch.promote_types(p.dtype, torch.float32) != p.dtype]
+    for p, data, gradient in halves:
+        p.grad, p.data = None, data.float()
+        p.grad = None if gradient is None else gradient.float()
+        state = optimizer.state.get(p, {})
+        state.update({k: v.float() for k, v in state.items() if isinstance(v, torch.Tensor) and v.dtype == data.dtype})
+    try:
+        yield
+    finally:
+        for p, data, gradient in halves:
+            data.copy_(p.data)
+            p.grad = None
+            p.data, p.grad = data, gradient
 
 
 class VariableAttributes:
@@ -47,13 +68,17 @@ class _WithLossScaling:
         scaling = kwargs.pop("loss_scaling", None)
         for name in _HARDWARE:
             kwargs.pop(name, None)
-        if "max_grad_norm" in kwargs:
-            self.max_grad_norm = kwargs.pop("max_grad_norm")
+        self.max_grad_norm = kwargs.pop("max_grad_norm", None)
         super().__init__(params, *args, **kwargs)  # type: ignore[call-arg]
         self.loss_scaling = 1.0 if scaling is None else float(scaling)
         if not self.loss_scaling > 0:
             raise ValueError(f"loss_scaling must be above 0; received {scaling!r}")
         self.variable_attrs = VariableAttributes()
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        """Load a result of ``state_dict()``; the state of weights in half precision stays float32."""
+        with in_float32(self, [parameter for group in self.param_groups for parameter in group["params"]]):
+            super().load_state_dict(state_dict)  # type: ignore[misc]
 
 
 class SGD(_WithLossScaling, torch.optim.SGD):
