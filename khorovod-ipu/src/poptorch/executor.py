@@ -187,7 +187,7 @@ class PoplarExecutor:
         """Prepare for calls without compiling. A training model connects to the other instances here.
 
         Args:
-            *args: inputs of a call; it checks that they can be divided.
+            *args: inputs of a call; they are not read.
             **kwargs: inputs by name.
         """
         self._ensure_ready()
@@ -210,12 +210,15 @@ class PoplarExecutor:
         Raises:
             RuntimeError: this is an inference model.
             TypeError: the argument is not an optimizer, or has another class than before.
-            ValueError: the groups of parameters differ.
+            ValueError: the groups of parameters differ, or none of them is the model's.
         """
         if not self._training:
             raise RuntimeError("setOptimizer needs a training model: see poptorch.trainingModel")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"setOptimizer takes an optimizer; received {type(optimizer).__name__}")
+        known = set(map(id, self._user_model.parameters()))
+        if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
+            raise ValueError("the optimizer has no parameter of this model, so that nothing would be trained")
         present = self._optimizer
         if present is not None and optimizer is not present:
             if type(optimizer) is not type(present):
@@ -223,7 +226,8 @@ class PoplarExecutor:
                     f"setOptimizer: {type(optimizer).__name__} cannot follow {type(present).__name__}, whose state it "
                     f"does not understand; make another training model"
                 )
-            if [len(g["params"]) for g in optimizer.param_groups] != [len(g["params"]) for g in present.param_groups]:
+            new, old = ([list(map(id, g["params"])) for g in each.param_groups] for each in (optimizer, present))
+            if new != old:
                 raise ValueError("setOptimizer: the groups of parameters are not those of the optimizer before")
             if all(not own.get("step", 1) for own in optimizer.state.values()):  # none was loaded; Adagrad is at 0
                 optimizer.state = present.state

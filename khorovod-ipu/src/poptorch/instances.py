@@ -17,10 +17,6 @@ from poptorch.options import Options
 
 __all__ = ["Instances"]
 
-_WORDS = (
-    "device iterations", "gradient accumulation", "reduction of gradients", "random seed", "parameters",
-    "elements of parameters",
-)  # fmt: skip
 _made: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
@@ -53,18 +49,20 @@ class Instances:
         if group is None or group.process_set is None:
             return hyperparameters
         options, parameters = self._options, list(model.parameters())
-        own = [
-            options.replication_factor, options.device_iterations, options.Training.gradient_accumulation,
-            int(options.Training.reduction), -1 if options.random_seed is None else options.random_seed,
-            len(parameters), sum(parameter.numel() for parameter in parameters), bool(optimizer.state),
-        ]  # fmt: skip
-        table = hvd.allgather(torch.tensor([own]), name=f"{self._name}.options", process_set=group.process_set)
-        for column, word in enumerate(_WORDS, 1):
-            values = table[:, column].tolist()
-            if len(set(values)) > 1:
+        facts = {
+            "device iterations": options.device_iterations,
+            "gradient accumulation": options.Training.gradient_accumulation,
+            "reduction of gradients": options.Training.reduction.name, "random seed": options.random_seed,
+            "parameters": len(parameters), "elements of parameters": sum(p.numel() for p in parameters),
+            "class of the optimizer": type(optimizer).__name__,
+        }  # fmt: skip
+        own = options.replication_factor, bool(optimizer.state), facts
+        found = hvd.allgather_object(own, f"{self._name}.options", group.process_set)
+        replicas, states, each = zip(*found, strict=True)
+        for word in facts:
+            if len(set(values := [of_one[word] for of_one in each])) > 1:
                 raise ValueError(_difference(word, group.members, values))
-        place = group.members.index(hvd.rank())
-        self.replicas, self.first_replica = int(table[:, 0].sum()), int(table[:place, 0].sum())
+        self.replicas, self.first_replica = sum(replicas), sum(replicas[: group.members.index(hvd.rank())])
         state = [value.detach() for value in (*model.parameters(), *model.buffers()) if value.numel()]
         handles = [
             hvd.broadcast_async_(
@@ -74,7 +72,7 @@ class Instances:
         ]
         for handle in handles:
             hvd.synchronize(handle)
-        if table[:, -1].any():  # perhaps of the first instance alone, where only that one loaded a checkpoint
+        if any(states):  # perhaps of the first instance alone, where only that one loaded a checkpoint
             hvd.broadcast_optimizer_state(optimizer, group.members[0], process_set=group.process_set)
         return hvd.broadcast_object(hyperparameters, group.members[0], f"{self._name}.values", group.process_set)
 
@@ -126,7 +124,6 @@ def _group(options: Options) -> InstanceGroup | None:
     return InstanceGroup(tuple(range(hvd.size())), hvd.global_process_set)
 
 
-def _difference(word: str, members: Sequence[int], values: Sequence[int]) -> str:
-    shown = ["none" if word == "random seed" and value == -1 else value for value in values]
-    found = ", ".join(f"instance {member}: {value}" for member, value in zip(members, shown, strict=True))
+def _difference(word: str, members: Sequence[int], values: Sequence[Any]) -> str:
+    found = ", ".join(f"instance {member}: {value}" for member, value in zip(members, values, strict=True))
     return f"the instances train different things: {word} differ ({found}); set the same on every instance"

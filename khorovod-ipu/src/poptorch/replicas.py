@@ -4,14 +4,16 @@ such as running statistics, and its own random numbers."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["Replicas", "combined", "mapped", "micro_batch"]
 
 _Key = tuple[torch.nn.Module, str]
+_PLAIN = (bool, float, int, str, type(None))
 
 
 class Replicas:
@@ -89,6 +91,9 @@ def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
         function: function of one tensor of each structure.
         first: a tensor, or tensors in tuples, lists and dictionaries; other values are kept.
         others: structures like the first.
+
+    Raises:
+        TypeError: a value is not a tensor, and has parts, or is not the same in all structures.
     """
     if isinstance(first, torch.Tensor):
         return function(first, *others)
@@ -97,6 +102,11 @@ def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
     if isinstance(first, (tuple, list)):
         items = [mapped(function, *each) for each in zip(first, *others, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    if isinstance(first, (Mapping, np.ndarray)) or any(type(v) not in _PLAIN or v != first for v in others):
+        raise TypeError(
+            f"models take and return tensors, in tuples, lists and dictionaries; other values must be the same for all "
+            f"micro-batches. Received: {type(first).__name__}"
+        )
     return first
 
 

@@ -359,6 +359,9 @@ def differ() -> list[str]:
             lambda: popdist.poptorch.Options().deviceIterations(rank + 1),
         ):
             found.append(failure(poptorch.trainingModel(Net(0), make()).compile))
+        net, kind = Net(0), (poptorch.optim.SGD, poptorch.optim.Adam)[rank]
+        model = poptorch.trainingModel(net, popdist.poptorch.Options(), kind(net.parameters(), lr=0.1))
+        found.append(failure(model.compile))
         elsewhere = poptorch.Options()
         elsewhere.Distributed.configureProcessId(0, 5)
         found.append(failure(poptorch.trainingModel(Net(0), elsewhere).compile))
@@ -369,4 +372,5 @@ def test_instances_that_train_different_things_are_named() -> None:
     for found in run_ranks(2, differ, init=False):
         assert "random seed differ (instance 0: 0, instance 1: 1)" in found[0]
         assert "device iterations differ (instance 0: 1, instance 1: 2)" in found[1]
-        assert "options.Distributed says process 0 of 5" in found[2] or "but this is rank" in found[2]
+        assert "class of the optimizer differ (instance 0: SGD, instance 1: Adam)" in found[2]
+        assert "options.Distributed says process 0 of 5" in found[3] or "but this is rank" in found[3]
