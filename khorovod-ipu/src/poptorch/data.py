@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 from typing import Any, cast
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
 from poptorch.choices import DataLoaderMode
 from poptorch.options import Options
@@ -83,8 +83,8 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
         **kwargs: more arguments of torch's data loader.
 
     Raises:
-        ValueError: the data set has less than one batch for each process; or it has no length, but several processes
-            must divide it; or data is shuffled without a common seed of all processes.
+        ValueError: the data set has less than one batch for each process; or it has no length, or a sampler other than
+            DistributedSampler, but several processes must divide it; or they shuffle without a common seed.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
         processes = options.Distributed.numProcesses
         sampler = kwargs.pop("sampler", None)
         has_own_order = sampler is not None or kwargs.get("batch_sampler") is not None
-        if auto_distributed_partitioning and not has_own_order and batch_size is not None:
-            if isinstance(dataset, IterableDataset):
-                if processes > 1:
-                    raise ValueError(
-                        f"{processes} processes cannot divide an IterableDataset, which has no length: let it give "
-                        f"each process its part by itself, and say auto_distributed_partitioning=False"
-                    )
-            elif processes > 1 or (shuffle and options.random_seed is not None):
+        is_whole = has_own_order or isinstance(dataset, IterableDataset)
+        if auto_distributed_partitioning and batch_size is not None:
+            if is_whole and processes > 1 and not isinstance(sampler, DistributedSampler):
+                raise ValueError(
+                    f"{processes} processes cannot divide an IterableDataset, which has no length, or the samples of a "
+                    f"sampler: let it give each process its part by itself, and say auto_distributed_partitioning=False"
+                )
+            if not is_whole and (processes > 1 or (shuffle and options.random_seed is not None)):
                 sampler = self._part(cast(Any, dataset), bool(shuffle), drop_last)
                 shuffle = None
         if isinstance(dataset, IterableDataset):

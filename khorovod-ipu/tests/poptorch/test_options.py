@@ -143,6 +143,13 @@ def test_what_instances_cannot_divide_is_refused() -> None:
         poptorch.DataLoader(options, Rows(50), shuffle=True)
     with pytest.raises(ValueError, match="auto_distributed_partitioning=False"):
         poptorch.DataLoader(options, Stream())
+    order = torch.utils.data.RandomSampler(Rows(50))
+    for more in ({"sampler": order}, {"batch_sampler": torch.utils.data.BatchSampler(order, 2, True)}):
+        with pytest.raises(ValueError, match=r"or the samples of a sampler.*auto_distributed_partitioning=False"):
+            poptorch.DataLoader(options, Rows(50), **more)
+        assert len(poptorch.DataLoader(options, Rows(50), auto_distributed_partitioning=False, **more)) > 0
+    own = torch.utils.data.DistributedSampler(Rows(48), 3, 0)
+    assert len(poptorch.DataLoader(options, Rows(48), batch_size=2, sampler=own)) == 8
     with pytest.raises(ValueError, match="no whole batch for each process: one call takes 40 samples"):
         poptorch.DataLoader(options, Rows(50), batch_size=40)
     assert len(list(poptorch.DataLoader(options, Stream(), batch_size=5, auto_distributed_partitioning=False))) == 2
