@@ -150,6 +150,9 @@ def test_what_the_reference_does_otherwise_than_onnx_says_for_operator_set_10() 
     across = (slice(None), None, None)
     expected = (IMAGE - mean[across]) / np.sqrt(variance[across] + 1e-5) * scale[across] + shift[across]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    places = ints(-1, 4, 3, 7)
+    found, _, _ = compute(lambda o, i: o.onehot([*i, o.constant(np.array(4)), o.constant(ints(5, 6))]), [places])
+    assert found.tolist() == [[5] * 4, [5] * 4, [5, 5, 5, 6], [5] * 4], "indices outside of [0, depth) are off"
     found, _, _ = compute(lambda o, i: o.lrn(i, 3, alpha=0.1, beta=0.5, bias=2.0), [IMAGE])
     squares = np.pad(IMAGE**2, [(0, 0), (1, 1), (0, 0), (0, 0)])
     around = sum(squares[:, start : start + 4] for start in range(3))
@@ -344,3 +347,16 @@ def test_sums_of_whole_numbers_have_the_dtype_of_their_terms(name: str) -> None:
     expected = {"reduceprod": x.prod(1), "reducesumsquare": (x**2).sum(1), "cumsum": x.cumsum(1)}.get(name, x.sum(1))
     found = step(session, {given: x})[made]
     assert found.dtype == np.int32 and found.ravel().tolist() == expected.ravel().tolist()
+
+
+def test_dropout_of_a_shape_leaves_half_precision_as_it_is() -> None:
+    x, builder = np.float16([[1, 2, 3], [4, 5, 6]]), popart.Builder()
+    given, weight = builder.addInputTensor(popart.TensorInfo(x)), builder.addInitializedInputTensor(np.float16([1]))
+    made = builder.aiGraphcore.shapeddropout([builder.aiOnnx.mul([given, weight])], [2, 1], ratio=0.0)
+    loss = builder.aiGraphcore.l1loss([made], 1.0)
+    flow = {made: popart.AnchorReturnType("Final")}
+    session = session_of((builder.getModelProto(), loss), anchors=flow)
+    session.weightsFromHost()
+    found = step(session, {given: x})[made]
+    assert builder.getTensorDtypeString(made) == "float16" and found.dtype == np.float16
+    np.testing.assert_array_equal(found, x)

@@ -34,7 +34,7 @@ def _shaped_dropout(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """Apply dropout with a mask of a given shape, broadcast over the tensor."""
     x, ratio = inputs[0], node.attributes.get("ratio", 0.5)
     if not run.training or x.is_meta:
-        return x * torch.ones(node.attributes["shape"], device=x.device)
+        return x * torch.ones(node.attributes["shape"], dtype=x.dtype, device=x.device)
     return x * (torch.rand(node.attributes["shape"], generator=run.generator) >= ratio) / (1 - ratio)
 
 

@@ -94,7 +94,7 @@ def _one_hot(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     places, depth, values = inputs
     axis = node.attributes.get("axis", -1)
     count = int(depth.reshape(-1)[0])
-    hot = torch.remainder(places.to(torch.int64), count).unsqueeze(-1) == torch.arange(count, device=places.device)
+    hot = places.to(torch.int64).unsqueeze(-1) == torch.arange(count, device=places.device)  # none outside of the range
     spread = torch.where(hot, values[1], values[0])
     return spread.movedim(-1, axis) if axis not in (-1, spread.dim() - 1) else spread
 
