@@ -121,7 +121,7 @@ class IPUOutfeedQueue:
         self._mode = outfeed_mode or IPUOutfeedMode.ALL
         self._structure: Any = None
         self._queue: Any = None
-        self._places: list[int] = []
+        self._places: dict[int, Any] = {}  # the graph of each replica's call; tf.function may trace it again
         self._order = _Order()
 
     def enqueue(self, tensors: Any) -> Any:
@@ -131,13 +131,13 @@ class IPUOutfeedQueue:
             tensors: tensors with the same shapes in each call.
 
         Raises:
-            ValueError: the queue is used a second time, or a shape is unknown.
+            ValueError: the queue is used a second time in a graph, or a shape is unknown.
         """
         replica = own_context()
         place = replica.local if replica is not None else 0
-        if place in self._places:
+        if not tf.executing_eagerly() and self._places.get(place) is v1.get_default_graph():
             raise ValueError("this outfeed queue is used twice. Make one IPUOutfeedQueue for each call of enqueue()")
-        self._places.append(place)
+        self._places[place] = v1.get_default_graph()
         flat = [tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(tensors)]
         if not all(tensor.shape.is_fully_defined() for tensor in flat):
             raise ValueError(f"an outfeed needs shapes that are known. Received: {[t.shape for t in flat]}")
