@@ -30,3 +30,21 @@ def test_arrays_keep_their_memory() -> Any:
         return [*seen, weights.tolist(), state.epoch]
 
     return train(state)
+
+
+@pytest.mark.slow
+@on_ranks(2, returns=2 * [[[0.0, 1.0, 2.0], 2.5, 7, [1, 1], True]])
+def test_a_new_rank_takes_arrays_that_have_changed_their_shape() -> Any:
+    """Rank 0's attributes are as after some steps, rank 1's as the script has made them."""
+    if hvd.rank() == 0:
+        state = hvd.elastic.NumpyState(losses=np.arange(3.0), best=np.array(2.5), rest=7, count=np.ones(2, int))
+    else:
+        state = hvd.elastic.NumpyState(losses=np.zeros(0), best=None, rest=np.zeros(4), count=np.zeros(2))
+    counts = state.count
+
+    @hvd.elastic.run
+    def train(state: Any) -> list[Any]:
+        kept = (state.count is counts) == (hvd.rank() == 0)
+        return [state.losses.tolist(), state.best.tolist(), state.rest, state.count.tolist(), kept]
+
+    return train(state)

@@ -59,13 +59,17 @@ class NumpyState(ObjectState):
 
     def sync(self) -> None:
         """Give all ranks rank 0's values. Collective."""
-        present = self._present()
-        arrays = {name: value for name, value in present.items() if _can_be_written(value)}
+        arrays = {name: value for name, value in self._present().items() if _can_be_written(value)}
         if not self._all_equal:
-            for name in sorted(arrays):
-                whole = np.ascontiguousarray(arrays[name])
+            # Training may have given rank 0 an array of another shape than a new rank has, or the first one.
+            kinds = self._bcast_object({name: (value.shape, value.dtype) for name, value in arrays.items()})
+            mine, arrays = arrays, {name: np.empty(*kind) for name, kind in kinds.items()}
+            arrays |= {n: value for n, value in mine.items() if (value.shape, value.dtype) == kinds.get(n)}
+            for name, value in arrays.items():
+                whole = np.ascontiguousarray(value)
                 _comm.broadcast_(whole, 0, name=f"elastic.{name}")
-                np.copyto(arrays[name], whole)
+                np.copyto(value, whole)
+                setattr(self, name, value)
         saved, self._saved_state = self._saved_state, {n: v for n, v in self._saved_state.items() if n not in arrays}
         try:
             super().sync()
