@@ -80,7 +80,7 @@ def test_every_flag_of_the_table_is_known() -> None:
         for flag in (setting.flag, setting.flag_off):
             if flag:
                 value = () if setting.flag_off else (setting.choices[0] if setting.choices else "1",)
-                assert setting.env in parse(flag, *value, "x").settings
+                assert setting.env in parse(flag, *value, "--min-np", "1", "x").settings
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,7 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("--mpi=pmix", "x"), r"--mpi takes no value; received --mpi=pmix"),
         (("--min-np", "3", "-np", "2", "x"), r"-np 2 must lie between --min-np 3 and --max-np 2"),
         (("--reset-limit", "3", "-np", "2", "x"), r"--reset-limit: for elastic jobs; add --min-np"),
+        (("--checkpoint-dir", "d", "-np", "2", "x"), r"--checkpoint-dir: only elastic jobs .* add --min-np"),
         (("--mpi", "--min-np", "2", "x"), r"--mpi cannot start an elastic job: MPI ends all ranks when one is lost"),
         (("--host-discovery-script", "h", "-H", "a:2", "-np", "2", "x"), r"--host-discovery-script, or -H"),
         (("--min-np", "2", "--slots", "2", "x"), r"--slots-per-host is for hosts of --host-discovery-script"),

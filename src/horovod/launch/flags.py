@@ -145,6 +145,8 @@ def _elastic(
         elastic = elastic_options(given, num_proc, 0 if is_named or not any(given.values()) else allocated())
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if elastic is None and found["HOROVOD_CHECKPOINT_DIR"]:
+        raise UsageError("--checkpoint-dir: only elastic jobs write their state; add --min-np N")
     if elastic is not None and controller in ("mpi", "jsrun"):
         raise UsageError(
             f"--{controller} cannot start an elastic job: MPI ends all ranks when one is lost, and starts no others "
