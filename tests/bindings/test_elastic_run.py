@@ -123,7 +123,7 @@ def test_errors_of_the_script_end_the_job(error: BaseException, job: Job) -> Non
         run(failing(error))(Told(job.events, batch=0))  # type: ignore[arg-type]
     assert caught.value is error
     assert job.events == [("renew", 0), "sync", "train"]
-    assert not notification_manager._listeners
+    assert not notification_manager.listeners
 
 
 def test_a_loss_ends_a_job_that_is_not_elastic() -> None:

@@ -16,7 +16,7 @@ from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import decorators, step
-from horovod.errors import PeerLostError
+from horovod.errors import PeerLostError, RequestError
 
 
 def test_a_failed_step_has_no_effect_and_is_kept(job: Job) -> None:
@@ -210,11 +210,40 @@ def test_a_step_needs_a_state() -> None:
         train(3)
 
 
+def _batches(state: Any) -> Any:
+    yield state
+
+
+async def _later(state: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("wrong", [3, _batches, _later])
 @pytest.mark.parametrize(("decorate", "what"), [(run, "the training function"), (step, "a function")])
-def test_only_a_function_is_decorated(decorate: Any, what: str) -> None:
+def test_only_a_function_whose_call_runs_it_is_decorated(decorate: Any, what: str, wrong: Any) -> None:
+    """The body of the others would run outside of the training or of the step."""
+    name = getattr(wrong, "__name__", "int")
     for mine in (decorate, decorators(contextlib.nullcontext)[decorate is step]):
-        with pytest.raises(ValueError, match=rf"takes {what}. Received: int \(at {__file__}:"):
-            mine(3)
+        with pytest.raises(ValueError, match=rf"takes {what}, which .* Received: {name} \(at {__file__}:"):
+            mine(wrong)
+
+
+def test_a_step_with_another_state_than_the_training_is_an_error(job: Job) -> None:
+    """A membership change would stop this step again and again, and a new rank would never get its state."""
+
+    @step
+    def one(state: Told) -> None:
+        state.batch += 1
+
+    @run
+    def train(state: Told, other: Told) -> None:
+        one(state)
+        one(other)
+
+    state, other = Told(job.events, batch=0), Told(job.events, batch=0)
+    with pytest.raises(RequestError, match=rf"one\(\) has got another state than .* \(at {__file__}:"):
+        train(state, other)
+    assert (state.batch, other.batch) == (1, 0)
 
 
 def test_nothing_is_sent_where_no_rank_is_behind(job: Job) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "is_integer",
     "not_installed",
     "out_of_turn",
+    "runs_when_called",
     "type_name",
     "warn_deprecated",
     "without_class_names",
@@ -34,6 +35,12 @@ def is_integer(value: Any) -> bool:
 def type_name(value: Any) -> str:
     """Return the name of an argument's type; a class that the caller did not call is told apart from its objects."""
     return f"{value.__name__}, not called" if callable(value) and hasattr(value, "__name__") else type(value).__name__
+
+
+def runs_when_called(value: Any) -> bool:
+    """Whether a call runs the body of ``value``: that of an async function or a generator runs later, or never."""
+    later = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    return callable(value) and not any(is_such(value) for is_such in later)
 
 
 def wrong_argument(text: str) -> RequestError:

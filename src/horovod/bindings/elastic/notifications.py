@@ -18,25 +18,29 @@ class HostUpdateResult(enum.IntFlag):
 
 
 class WorkerNotificationManager:
-    """Tells listeners that hosts have changed. ``State.check_host_updates`` asks the job service itself."""
+    """Tells listeners that hosts have changed. ``State.check_host_updates`` asks the job service itself.
+
+    Attributes:
+        listeners: the states of the functions of ``run`` that are running, and objects that scripts have registered.
+    """
 
     def __init__(self) -> None:
-        self._listeners: list[Any] = []
+        self.listeners: list[Any] = []
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: there is no service to start. The arguments of Horovod's method are accepted."""
 
     def register_listener(self, listener: Any) -> None:
         """Add a listener: a ``State``, or another object with ``on_hosts_updated``."""
-        self._listeners.append(listener)
+        self.listeners.append(listener)
 
     def remove_listener(self, listener: Any) -> None:
         """Remove a listener."""
-        self._listeners = [other for other in self._listeners if other is not listener]
+        self.listeners = [other for other in self.listeners if other is not listener]
 
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Tell all listeners of a change; see ``State.on_hosts_updated``."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.on_hosts_updated(timestamp, update_res)
 
 

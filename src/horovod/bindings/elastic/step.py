@@ -12,9 +12,10 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.elastic.notifications import notification_manager
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import State
-from horovod.bindings.misuse import type_name, wrong_argument
+from horovod.bindings.misuse import runs_when_called, type_name, wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from horovod.logs import logger
@@ -44,8 +45,11 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
         The function, with the same arguments and result. It also raises HostsUpdatedInterrupt, before its first line,
         when the membership is to change; ``run`` handles that.
     """
-    if not callable(function):
-        raise wrong_argument(f"hvd.elastic.step takes a function. Received: {type_name(function)}")
+    if not runs_when_called(function):
+        found = getattr(function, "__name__", type_name(function))
+        raise wrong_argument(
+            f"hvd.elastic.step takes a function, which must not be async or have a yield. Received: {found}"
+        )
     State._has_declared_steps = True
 
     @functools.wraps(function)
@@ -108,7 +112,7 @@ def decorators(
                     wait((result, [vars(arg) for arg in args[:1]]))
                     return result
 
-            return decorate(call if callable(func) else func)  # which refuses others
+            return decorate(call if runs_when_called(func) else func)  # which refuses others
 
         return decorator  # type: ignore[return-value]
 
@@ -121,6 +125,12 @@ def _state_of(function: Callable[..., Any], args: tuple[Any, ...]) -> State:
         raise TypeError(
             f"{getattr(function, '__name__', 'the function')}() is a step of hvd.elastic.step and takes a state as its "
             f"first argument. Received: {received}"
+        )
+    states = [each for each in notification_manager.listeners if isinstance(each, State)]
+    if states and not any(each is args[0] for each in states):
+        raise wrong_argument(
+            f"{getattr(function, '__name__', 'a step')}() has got another state than the function of hvd.elastic.run "
+            "around it, which keeps its own state alone the same on all ranks. Put the values of both into that one"
         )
     return args[0]
 
