@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import started
+from launching import horovodrun, started
 
 import horovod
 from horovod.core import membership
@@ -81,3 +81,41 @@ def test_an_elastic_horovod_run_that_fails_has_the_traceback_of_the_function(fai
         assert isinstance(caught.value.__cause__, KeyError)
     else:
         assert "\n\nthe function returned an object of type generator, which cannot be sent" in said
+
+
+#: In slot 1 the first process is lost, the second one ends without a call of init(), and the third one trains.
+COMES_AND_GOES = """
+import os, signal, sys
+from pathlib import Path
+count = len(list(Path().glob("*.came")))
+if os.environ["HOROVOD_SLOT"] == "1":
+    Path(f"{count}.came").touch()
+    if count == 1:
+        sys.exit(0)
+import numpy as np, horovod.numpy as hvd
+hvd.init()
+state = hvd.elastic.NumpyState(left=3)
+
+@hvd.elastic.step
+def one(state):
+    if os.environ["HOROVOD_SLOT"] == "1" and count == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    state.left -= int(hvd.allreduce(np.ones(1), op=hvd.Sum, name="ones")[0]) == 2
+
+@hvd.elastic.run
+def train(state):
+    while state.left:
+        one(state)
+
+train(state)
+"""
+
+
+def test_a_new_process_that_ends_without_init_was_no_rank_that_trains_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(COMES_AND_GOES)
+    soon = ("--blacklist-cooldown-range", "0.1", "0.1")
+    ended = horovodrun("-np", "2", "--min-np", "1", *soon, PY, str(script), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "ended with exit code 0, before it was a member" in ended.err
+    assert "hvd.init()" not in ended.err

@@ -153,8 +153,10 @@ def _run_elastic(options: Options, assembly: ElasticAssembly) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
-    # More processes than -np run where hosts have room for them.
-    for line in outcome.lines + ([] if outcome.code else _alone(assembly.plan.command, len(outcome.exits), outcome)):
+    # More processes than -np run where hosts have room for them. One that came later, and had not begun, was no rank.
+    have_met = any(ended.has_begun for ended in outcome.exits)
+    alone = [] if outcome.code or have_met else _alone(assembly.plan.command, len(outcome.exits), outcome)
+    for line in outcome.lines + alone:
         _say(line)
     return outcome.code
 
