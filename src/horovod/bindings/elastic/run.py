@@ -277,6 +277,7 @@ class _Job:
         state._lacks_values = is_new and rank in view.behind and max(view.previous) >= 0
         members = _exchange(state, is_new)
         state._lacks_values = state._lacks_values and members[0].progress > 0
+        randomness = _common_generators(state, rank, members) if view.behind else None
         # A digest leaves out what training does not change, or changes on each rank in its own way: a new rank has
         # its own values of these.
         state._all_equal = not view.behind and self._has_digest and min(view.previous) >= 0
@@ -290,12 +291,11 @@ class _Job:
         finally:
             state._all_equal = state._sync_present = False
         if rank in view.behind:
-            # From here on, a failure must not mix these values with earlier ones.
+            # Nothing may fail from here on: all other ranks may have been lost, and this one has the only state.
             state.save()
             state.progress = members[0].progress
-            state._note_saved()
         if view.behind:
-            _follow(state, rank, members, rank in view.behind)
+            _follow(state, rank, members, rank in view.behind, randomness)
         state._lacks_values = False
 
     def leave(self, state: State) -> None:
@@ -343,22 +343,31 @@ def _exchange(state: State, is_new: bool) -> list[_Member]:
     return members
 
 
-def _follow(state: State, rank: int, members: Sequence[_Member], is_behind: bool) -> None:
-    """Copy the random generators of rank 0 if this rank is behind. Collective.
-
-    If the generators were equal on all old ranks, they stay equal. Otherwise each new rank gets its own seed.
-    """
+def _common_generators(state: State, rank: int, members: Sequence[_Member]) -> list[Any] | None:
+    """Return the states of rank 0's random generators, if all old ranks had the same ones; else None. Collective."""
     first, old = members[0], [member for member in members if not member.is_new]
     # A rank that is one step behind began that step with the same generators as rank 0.
     alike = all(each.randomness[0] == first.randomness[each.progress < first.progress] for each in old)
-    if old and alike:
-        states = broadcast_object(generators.read(state._generators) if rank == 0 else None, 0, "elastic.generators")
-        if is_behind:
-            generators.write(state._generators, states)
-    elif old and members[rank].is_new:
-        seed = generators.derived_seed([first.randomness[0]], rank)
+    if not (old and alike):
+        return None
+    states: list[Any] = broadcast_object(
+        generators.read(state._generators) if rank == 0 else None, 0, "elastic.generators"
+    )
+    return states
+
+
+def _follow(
+    state: State, rank: int, members: Sequence[_Member], is_behind: bool, randomness: Sequence[Any] | None
+) -> None:
+    """Let this rank draw the random numbers of the others, if they are the same (``randomness``); else a new rank gets
+    its own seed. If it was behind, note its values as saved.
+    """
+    if randomness is not None and is_behind:
+        generators.write(state._generators, randomness)
+    elif randomness is None and members[rank].is_new and not all(member.is_new for member in members):
+        seed = generators.derived_seed([members[0].randomness[0]], rank)
         for generator in state._generators:
             generator.seed(seed)
     if is_behind:
         state._note_saved()  # with its new generators
-        state._keeps_steps = first.keeps_steps
+        state._keeps_steps = members[0].keeps_steps
