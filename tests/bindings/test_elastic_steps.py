@@ -131,12 +131,17 @@ def test_a_change_comes_between_two_steps(job: Job) -> None:
 
 @pytest.mark.parametrize("change_at", [0, 2])
 @pytest.mark.parametrize("has_steps", [False, True])
-def test_samples_are_used_once_if_ranks_change_between_commits(has_steps: bool, change_at: int, job: Job) -> None:
+@pytest.mark.parametrize("checks_in_use", [False, True])
+def test_samples_are_used_once_if_ranks_change_between_commits(
+    checks_in_use: bool, has_steps: bool, change_at: int, job: Job
+) -> None:
     """A batch that the loop has taken counts, unless it waits for a declared step."""
     used: list[int] = []
 
     def use(state: Any, batch: Any) -> None:
         used.extend(batch.tolist())
+        if checks_in_use:
+            state.check_host_updates()
 
     one = step(use) if has_steps else use
 
@@ -144,11 +149,10 @@ def test_samples_are_used_once_if_ranks_change_between_commits(has_steps: bool, 
     def train(state: Any) -> None:
         for number, batch in enumerate(state.batches):
             job.wants = (number, job.number) == (change_at, 1)
-            if has_steps:
+            if has_steps and not checks_in_use:
                 state.check_host_updates()
-                one(state, batch)
-            else:
-                use(state, batch)
+            one(state, batch)
+            if not (has_steps or checks_in_use):
                 state.check_host_updates()
 
     train(ObjectState(lambda value: value, lambda: 0, batches=shard(np.arange(20), batch_size=4)))
@@ -198,6 +202,22 @@ def test_a_step_that_cannot_be_undone_is_restored(job: Job, caplog: pytest.LogCa
     assert train(state) == 3
     assert "restore" in job.events
     assert "after it had changed parameters" in caplog.text
+
+
+def test_a_step_within_a_step_is_an_error(job: Job) -> None:
+    @step
+    def inner(state: Told) -> None:
+        pass
+
+    @step
+    def outer(state: Told) -> None:
+        with pytest.raises(ValueError, match=r"inner\(\) is called within another step"):
+            inner(state)
+
+    state = Told(job.events, batch=0)
+    run(outer)(state)
+    run(inner)(state)
+    assert state.progress == 2
 
 
 def test_a_step_needs_a_state() -> None:

@@ -50,6 +50,7 @@ class State:
     _change_is_due: bool = False
     #: The handle of the question whether it is to change, if an exception of the script has ended its step.
     _asked: Any = None
+    _is_in_step: bool = False
     #: Whether this process has a function of ``hvd.elastic.step``, which counts the samples of its steps.
     _has_declared_steps: ClassVar[bool] = False
     _generators: Sequence[generators.Generator] = generators.BUILT_IN
@@ -109,10 +110,14 @@ class State:
     def check_host_updates(self) -> None:
         """Let ``run`` renew the membership if it is to change; all ranks do this at the same call. Collective.
 
+        Within a function of ``hvd.elastic.step`` this does nothing: the change comes after the step.
+
         Raises:
             HostsUpdatedInterrupt: the membership is to change; ``run`` keeps the state and calls the function again.
             PeerLostError: a rank died; ``run`` handles it.
         """
+        if self._is_in_step:
+            return
         if context.wants_change():
             self.on_hosts_updated(max(time.time(), self._last_updated_timestamp + 1e-3), HostUpdateResult.mixed)
         previous, last, every = self._last_updated_timestamp, self._last_updated_timestamp, 0

@@ -59,16 +59,20 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
             result = function(*args, **kwargs)
             _complete(state)
             return result
+        if state._is_in_step:
+            name = getattr(function, "__name__", "the function")
+            raise wrong_argument(f"{name}() is called within another step; one step contains all of a batch")
         if state._change_is_due:
             raise HostsUpdatedInterrupt()
         state._keeps_steps = True
         state.capture()
-        asked = state._asked
+        state._is_in_step = True
         try:
-            # Rank 0 tells during the step whether the membership is to change, so that no rank waits for it.
-            if asked is None:
+            # Rank 0 tells during the step whether the membership is to change, so that no rank waits for it. The
+            # script may call the step again after its own exception, on this rank alone: then that was asked.
+            if state._asked is None:
                 wants = np.array([context.wants_change()], np.uint8)
-                asked = _comm.broadcast_async(wants, 0, name="elastic.change")
+                state._asked = _comm.broadcast_async(wants, 0, name="elastic.change")
             result = function(*args, **kwargs)
         except HorovodInternalError:
             if not state.undo():
@@ -78,11 +82,9 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
                 )
                 state._keeps_steps = False
             raise
-        except BaseException:
-            # The script may call the step again on this rank alone; the others have asked once for it.
-            state._asked = asked
-            raise
-        state._asked = None
+        finally:
+            state._is_in_step = False
+        asked, state._asked = state._asked, None
         _complete(state)
         # This rank's step is complete. If a rank dies now, the next collective raises PeerLostError.
         with contextlib.suppress(PeerLostError):
