@@ -392,4 +392,7 @@ def test_stores(tmp_path: Path) -> None:
         HDFSStore("hdfs://name:8020/folder")
     with pytest.raises(RequestError, match="no file system for the store 'nothing://folder'"):
         Store.create("nothing://folder")
+    for url in (f"file:{tmp_path}", "hdfs:/folder", Path("s3://bucket/folder")):
+        with pytest.raises(RequestError, match="with its host or three slashes"):
+            Store.create(url)  # type: ignore[arg-type]
     assert SparkBackend(num_proc=3).num_processes() == 3

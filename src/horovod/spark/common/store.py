@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ class Store:
         storage_options: arguments for the file system, such as credentials.
 
     Raises:
-        RequestError: no installed package reads this kind of URL.
+        RequestError: no installed package reads this kind of URL, or it has one slash after its scheme.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class Store:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         prefix = os.fspath(prefix_path).rstrip("/")
+        if re.match(r"[A-Za-z][\w+.-]+:/(?!/)", prefix):  # as Spark writes some; it would be a folder "file:" here
+            raise RequestError(f"write the store's URL with its host or three slashes, as file:///folder: {prefix!r}")
         self.prefix_path = prefix if split_protocol(prefix)[0] else str(Path(prefix).absolute())
         self.storage_options = dict(storage_options or {})
         self._paths = {
