@@ -12,6 +12,7 @@ from horovod.bindings.hosted import call_hosted, leave_job, refuse_second_run
 from horovod.bindings.misuse import is_integer
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
+from horovod.launch.call import check_call
 from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
 from horovod.phrases import few
 
@@ -46,12 +47,14 @@ def run(
         LaunchError: there are too few workers, or one was lost; no rank runs a second time. Or ``client`` is closed or
             asynchronous.
         Exception: the exception of ``func`` on the first rank that failed.
+        ValueError: ``func`` is not callable, or its arguments are not given as such.
 
     Blocks until all ranks have returned.
     """
     import dask.base
     import distributed
 
+    check_call(func, args, kwargs)
     client = distributed.get_client() if client is None else client
     if client.status == "closed" or client.asynchronous:
         raise LaunchError(f"horovod.dask.run needs an open client that is not asynchronous. Received: {client!r}")

@@ -164,6 +164,9 @@ def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(clien
     for wrong in (9, 0, "2"):
         with pytest.raises(LaunchError, match=f"num_proc={wrong!r}, and the Dask cluster has"):
             run(_train, (1.0,), client=client, num_proc=wrong)
+    for args in ("1.0", 1.0):
+        with pytest.raises(ValueError, match="args must be a list or tuple of the function's arguments"):
+            run(_train, args, client=client)  # type: ignore[arg-type]
 
 
 def _next_rank_waits() -> bool:
