@@ -55,7 +55,7 @@ class _Writer(MLWriter):
         for param, value in self.instance._paramMap.items():
             value = value.without_options() if isinstance(value, Store) else value
             (plain if _is_plain(value) else objects)[param.name] = value
-        DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession, paramMap=plain)
+        DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession.sparkContext, paramMap=plain)
         row = (bytearray(self.instance._pack(objects)),)
         frame = self.sparkSession.createDataFrame([row], "packed binary")
         frame.coalesce(1).write.parquet(posixpath.join(path, _OBJECTS))
@@ -68,7 +68,7 @@ class _Reader(MLReader):
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(
-            path, self.sparkSession, f"{self.cls.__module__}.{self.cls.__name__}"
+            path, self.sparkSession.sparkContext, f"{self.cls.__module__}.{self.cls.__name__}"
         )
         instance = self.cls()
         instance._resetUid(metadata["uid"])
