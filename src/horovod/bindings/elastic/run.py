@@ -359,8 +359,9 @@ def _common_generators(state: State, rank: int, members: Sequence[_Member]) -> l
 def _follow(
     state: State, rank: int, members: Sequence[_Member], is_behind: bool, randomness: Sequence[Any] | None
 ) -> None:
-    """Let this rank draw the random numbers of the others, if they are the same (``randomness``); else a new rank gets
-    its own seed. If it was behind, note its values as saved.
+    """Let this rank draw the random numbers that all others draw (``randomness``), or a new one numbers of its own.
+
+    If it was behind, note its values as saved, with these generators.
     """
     if randomness is not None and is_behind:
         generators.write(state._generators, randomness)
@@ -369,5 +370,5 @@ def _follow(
         for generator in state._generators:
             generator.seed(seed)
     if is_behind:
-        state._note_saved()  # with its new generators
+        state._note_saved()
         state._keeps_steps = members[0].keeps_steps
