@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import horovod.torch as hvd
-from horovod._lightning.ranks import Environment, Ranks
+from horovod._lightning.ranks import Ranks
 
 __all__ = ["HorovodFabricStrategy"]
 
@@ -26,13 +26,7 @@ class HorovodFabricStrategy(Ranks):
     """
 
     def __init__(self, accelerator: Any = None, checkpoint_io: Any = None, precision: Any = None) -> None:
-        super().__init__(
-            accelerator=accelerator,
-            cluster_environment=Environment(),
-            checkpoint_io=checkpoint_io,
-            precision=precision,
-        )
-        self._begin()
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision=precision)
         self._names: dict[torch.Tensor, str] = {}
         self._backward_sync_control = _Blocking(self)
 

@@ -84,7 +84,8 @@ class Ranks(_Mixin):
     cluster_environment: Any
     _num_nodes = 1
 
-    def _begin(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cluster_environment=Environment(), **options)
         self.distributed: list[Any] = []  # the optimizers whose gradients are combined
         self._is_blocked = False
 

@@ -10,7 +10,7 @@ import torch
 from torchmetrics import Metric
 
 import horovod.torch as hvd
-from horovod._lightning.ranks import Environment, Ranks
+from horovod._lightning.ranks import Ranks
 
 __all__ = ["HorovodStrategy"]
 
@@ -40,13 +40,7 @@ class HorovodStrategy(Ranks):
     def __init__(
         self, accelerator: Any = None, checkpoint_io: Any = None, precision_plugin: Any = None, scale_lr: bool = False
     ) -> None:
-        super().__init__(
-            accelerator=accelerator,
-            cluster_environment=Environment(),
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-        )
-        self._begin()
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
         self._scales_lr = scale_lr
 
     def setup(self, trainer: Any) -> None:

@@ -13,6 +13,7 @@ from horovod.errors import OptimizerUseError, RequestError
 
 __all__ = [
     "changed_gradient",
+    "check_decorated",
     "find_open",
     "is_integer",
     "not_installed",
@@ -41,6 +42,21 @@ def runs_when_called(value: Any) -> bool:
     """Whether a call runs the body of ``value``: that of an async function or a generator runs later, or never."""
     later = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
     return callable(value) and not any(is_such(value) for is_such in later)
+
+
+def check_decorated(function: Any, wanted: str) -> None:
+    """Refuse an object that a decorator cannot take.
+
+    Args:
+        function: the object; a call of it must run its body.
+        wanted: which decorator takes what, as the beginning of the error.
+
+    Raises:
+        RequestError: it is not callable, async, or a generator.
+    """
+    if not runs_when_called(function):
+        found = getattr(function, "__name__", type_name(function))
+        raise wrong_argument(f"{wanted}, which must not be async or have a yield. Received: {found}")
 
 
 def wrong_argument(text: str) -> RequestError:

@@ -63,8 +63,8 @@ class NumpyState(ObjectState):
         if not self._all_equal:
             # Training may have given rank 0 an array of another shape than a new rank has, or the first one.
             kinds = self._bcast_object({name: (value.shape, value.dtype) for name, value in arrays.items()})
-            mine, arrays = arrays, {name: np.empty(*kind) for name, kind in kinds.items()}
-            arrays |= {n: value for n, value in mine.items() if (value.shape, value.dtype) == kinds.get(n)}
+            fitting = {name for name, value in arrays.items() if (value.shape, value.dtype) == kinds.get(name)}
+            arrays = {name: arrays[name] if name in fitting else np.empty(*kind) for name, kind in kinds.items()}
             for name, value in arrays.items():
                 whole = np.ascontiguousarray(value)
                 _comm.broadcast_(whole, 0, name=f"elastic.{name}")

@@ -16,7 +16,7 @@ from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic import checkpoint, generators, leave
 from horovod.bindings.elastic.notifications import notification_manager
 from horovod.bindings.elastic.state import State
-from horovod.bindings.misuse import runs_when_called, type_name, wrong_argument
+from horovod.bindings.misuse import check_decorated, type_name, wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.errors import (
@@ -74,11 +74,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
 
 def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..., R]:
-    if not runs_when_called(func):
-        found = getattr(func, "__name__", type_name(func))
-        raise wrong_argument(
-            f"hvd.elastic.run takes the training function, which must not be async or have a yield. Received: {found}"
-        )
+    check_decorated(func, "hvd.elastic.run takes the training function")
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:

@@ -48,8 +48,10 @@ class State:
     _lacks_values: bool = False
     #: Whether the ranks have seen a membership change and not yet acted on it.
     _change_is_due: bool = False
-    #: The handle of the question whether it is to change, if an exception of the script has ended its step.
+    #: The handle of a step's question whether it is to change, until the step is complete; the script's own exception
+    #: may have ended it.
     _asked: Any = None
+    #: Whether a function of ``hvd.elastic.step`` runs.
     _is_in_step: bool = False
     #: Whether this process has a function of ``hvd.elastic.step``, which counts the samples of its steps.
     _has_declared_steps: ClassVar[bool] = False

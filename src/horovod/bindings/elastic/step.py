@@ -15,7 +15,7 @@ from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.notifications import notification_manager
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import State
-from horovod.bindings.misuse import runs_when_called, type_name, wrong_argument
+from horovod.bindings.misuse import check_decorated, runs_when_called, wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from horovod.logs import logger
@@ -45,22 +45,18 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
         The function, with the same arguments and result. It also raises HostsUpdatedInterrupt, before its first line,
         when the membership is to change; ``run`` handles that.
     """
-    if not runs_when_called(function):
-        found = getattr(function, "__name__", type_name(function))
-        raise wrong_argument(
-            f"hvd.elastic.step takes a function, which must not be async or have a yield. Received: {found}"
-        )
+    check_decorated(function, "hvd.elastic.step takes a function")
+    name = getattr(function, "__name__", "the function")
     State._has_declared_steps = True
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        state = _state_of(function, args)
+        state = _state_of(name, args)
         if not context.is_initialized() or not context.is_elastic():
             result = function(*args, **kwargs)
             _complete(state)
             return result
         if state._is_in_step:
-            name = getattr(function, "__name__", "the function")
             raise wrong_argument(f"{name}() is called within another step; one step contains all of a batch")
         if state._change_is_due:
             raise HostsUpdatedInterrupt()
@@ -121,18 +117,17 @@ def decorators(
     return around(run), around(step)
 
 
-def _state_of(function: Callable[..., Any], args: tuple[Any, ...]) -> State:
+def _state_of(name: str, args: tuple[Any, ...]) -> State:
     if not args or not isinstance(args[0], State):
         received = type(args[0]).__name__ if args else "no argument"
         raise TypeError(
-            f"{getattr(function, '__name__', 'the function')}() is a step of hvd.elastic.step and takes a state as its "
-            f"first argument. Received: {received}"
+            f"{name}() is a step of hvd.elastic.step and takes a state as its first argument. Received: {received}"
         )
     states = [each for each in notification_manager.listeners if isinstance(each, State)]
     if states and not any(each is args[0] for each in states):
         raise wrong_argument(
-            f"{getattr(function, '__name__', 'a step')}() has got another state than the function of hvd.elastic.run "
-            "around it, which keeps its own state alone the same on all ranks. Put the values of both into that one"
+            f"{name}() has got another state than the function of hvd.elastic.run around it, which keeps its own state "
+            "alone the same on all ranks. Put the values of both into that one"
         )
     return args[0]
 
