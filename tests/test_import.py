@@ -84,7 +84,7 @@ def test_the_bindings_of_tensorflow_and_of_keras_on_it_load_nothing_that_those_d
 
 MISSING = """
 import sys
-for name in ("torch", "tensorflow", "jax", "keras", "lightning", "ray"):
+for name in ("torch", "tensorflow", "jax", "keras", "lightning", "ray", "pytorch_lightning"):
     sys.modules[name] = None  # as if it were not there
     try:
         __import__("horovod." + name)
@@ -100,4 +100,6 @@ def test_a_missing_framework_says_what_to_install() -> None:
     assert output.splitlines() == [
         f"horovod.{name} needs {name}, which is not installed here: pip install 'khorovod[{name}]'"
         for name in ("torch", "tensorflow", "jax", "keras", "lightning", "ray")
+    ] + [
+        "horovod.pytorch_lightning needs pytorch_lightning, which is not installed here: pip install pytorch_lightning"
     ]

@@ -8,7 +8,7 @@ from horovod.bindings.misuse import not_installed
 try:
     import pytorch_lightning
 except ModuleNotFoundError as error:
-    raise not_installed(error, "pytorch_lightning", "lightning") from None
+    raise not_installed(error, "pytorch_lightning") from None
 
 import lightning_fabric
 

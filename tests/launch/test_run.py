@@ -152,7 +152,7 @@ def test_functions_of_modules_beside_the_script(tmp_path: Path) -> None:
         ({"num_proc": 0}, "at least 1"),
         ({"hosts": ["a:2"]}, r"-H \['a:2'\] names no host; give one text with host:slots"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "Requested more processes"),
-        ({"min_num_proc": 2, "num_proc": 1}, "^num_proc 1 must lie between min_num_proc 2 and max_num_proc 1$"),
+        ({"min_num_proc": 2, "num_proc": 1}, "^min_num_proc 2 is more than num_proc 1$"),
         (
             {"num_proc": 1, "reset_limit": 1},
             "^reset_limit: for elastic jobs; add min_num_proc, or host_discovery_script$",

@@ -96,13 +96,14 @@ def warn_deprecated(text: str) -> None:
     warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
-def not_installed(error: ModuleNotFoundError, package: str, extra: str) -> ModuleNotFoundError:
-    """Return the error to raise when a framework's import failed, with khorovod's pip extra that installs the package;
-    return errors about other packages unchanged.
+def not_installed(error: ModuleNotFoundError, package: str, extra: str = "") -> ModuleNotFoundError:
+    """Return the error to raise when a framework's import failed, with khorovod's pip extra that installs the package
+    if there is one; return errors about other packages unchanged.
     """
     if error.name != package:
         return error
-    text = f"horovod.{extra} needs {package}, which is not installed here: pip install 'khorovod[{extra}]'"
+    install = f"'khorovod[{extra}]'" if extra else package
+    text = f"horovod.{extra or package} needs {package}, which is not installed here: pip install {install}"
     return ModuleNotFoundError(text, name=package)
 
 

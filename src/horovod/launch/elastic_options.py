@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import re
@@ -95,9 +96,10 @@ def elastic_options(found: Mapping[str, Any], num_proc: int | None, allocated: i
         raise ValueError("-np is missing: say how many processes to start with, or --min-np")
     minimum = num_proc if minimum is None else minimum
     maximum = maximum or (_UNLIMITED if script else num_proc)
-    if not minimum <= num_proc <= maximum:
-        limit = "" if maximum == _UNLIMITED else f" and --max-np {maximum}"
-        raise ValueError(f"-np {num_proc} must lie between --min-np {minimum}{limit}")
+    limits = ("--min-np", minimum), ("-np", num_proc), ("--max-np", maximum)
+    for (lower, least), (upper, most) in itertools.combinations(limits, 2):
+        if least > most:
+            raise ValueError(f"{lower} {least} is more than {upper} {most}")
     if "--slots-per-host" in given and not script:
         raise ValueError("--slots-per-host is for hosts of --host-discovery-script; give the slots with -H host:slots")
     return ElasticOptions(
