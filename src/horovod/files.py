@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["create_file", "final_path", "open_folder", "read_all", "replace_file"]
+__all__ = ["claimed", "create_file", "final_path", "open_folder", "read_all", "replace_file"]
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
@@ -49,6 +51,26 @@ def open_folder(path: Path) -> int:
             raise _of(path, error) from None
         raise
     return folder
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Return a context in which nobody else on this machine can claim a folder, which is created if needed.
+
+    Raises:
+        BlockingIOError: another process, or another context, has claimed it.
+        OSError: the folder cannot be opened or created, or its file system, such as NFS, cannot lock folders.
+    """
+    place = open_folder(path)
+    try:
+        folder = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(folder)
 
 
 def final_path(path: Path) -> Path:

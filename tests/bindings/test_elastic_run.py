@@ -312,12 +312,15 @@ def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(
         checkpoint_dir = "/proc/state/of/job"
 
     monkeypatch.setattr(context, "config", Settings)
-    with pytest.raises(InitError, match=r"HOROVOD_CHECKPOINT_DIR \(--checkpoint-dir\): .*'/proc/state/of/job'"):
+    with pytest.raises(InitError, match=r"HOROVOD_CHECKPOINT_DIR \(--checkpoint-dir\), or .*'/proc/state/of/job'"):
+        run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+    Settings.checkpoint_dir = str(tmp_path)
+    (tmp_path / "elastic-000000000001.state").mkdir()
+    with pytest.raises(InitError, match=r"--checkpoint-dir\), or read from it: .*Is a directory: .*1\.state'; name an"):
         run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
     if os.geteuid() == 0:  # only root can make a folder of another user
-        Settings.checkpoint_dir = str(tmp_path)
         os.chown(tmp_path, 1234, -1)
-        with pytest.raises(InitError, match=r"--checkpoint-dir\): .* the folder belongs to another user \(uid 1234\)"):
+        with pytest.raises(InitError, match=r"--checkpoint-dir\), .* the folder belongs to another user \(uid 1234\)"):
             run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from launching import horovodrun, started
+from launching import HOROVODRUN, horovodrun, started
 
 #: In the fourth step of the first job, the ranks wait for SIGTERM, and get it again, as when Slurm signals horovodrun
 #: and all ranks; then they need a worker, as a DataLoader's. The argument is the number of steps: the first job has no
@@ -84,3 +84,11 @@ def test_the_second_signal_ends_a_rank_that_does_not_complete_its_step(tmp_path:
         assert running.still_alive() == []
         assert running.end().code == 143
     assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_job_on_this_machine_is_refused(tmp_path: Path) -> None:
+    flags = ("-np", "1", "--min-np", "1", "--checkpoint-dir")
+    ended = horovodrun(*flags, str(tmp_path / "state"), *HOROVODRUN, *flags, "state", "true", cwd=tmp_path)
+    assert ended.code == 1
+    assert "error: another job uses HOROVOD_CHECKPOINT_DIR (--checkpoint-dir) state, and each would" in ended.err
+    assert horovodrun(*flags, "state", "true", cwd=tmp_path).code == 0, "the other job has ended"

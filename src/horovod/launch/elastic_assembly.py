@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from horovod.config import ELASTIC, JOB_ID, SECRET_KEY
 from horovod.core.membership_events import Policy
 from horovod.errors import InitError, LaunchError
+from horovod.files import claimed
 from horovod.launch.assemble import access_for, settings_of
 from horovod.launch.discovery import read_hosts
 from horovod.launch.elastic import ElasticJob
@@ -46,7 +49,7 @@ class ElasticAssembly:
     ) -> None:
         settings = settings_of(request)
         self.plan = elastic_plan(request)
-        self._request, self._options = request, options
+        self._request, self._options, self._state_folder = request, options, settings.checkpoint_dir
         self._access = access_for(request, access, settings)
         self._offers = {} if options.script else _offers(named, options, request.hostname)
         others = [offer.name for name, offer in self._offers.items() if name != request.hostname]
@@ -76,14 +79,16 @@ class ElasticAssembly:
         """Run the job to its end; the arguments are those of ``ElasticJob`` and its ``carry_out``.
 
         Raises:
-            LaunchError: the job could not be started.
+            LaunchError: the job could not be started, as when another job uses the folder for its state.
         """
         request, options = self._request, self._options
-        pool = HostPool(request.hostname, request.cores, self._access, options.cool_down_s, self._found)
-        job = ElasticJob(
-            self.plan, sinks, options, self._service, pool, self._offers, self._endpoints, request.output_dir, call
-        )
-        outcome = job.carry_out(signals, stdin)
+        with contextlib.ExitStack() as stack:
+            _claim(self._state_folder, stack)
+            pool = HostPool(request.hostname, request.cores, self._access, options.cool_down_s, self._found)
+            job = ElasticJob(
+                self.plan, sinks, options, self._service, pool, self._offers, self._endpoints, request.output_dir, call
+            )
+            outcome = job.carry_out(signals, stdin)
         self.results = job.results()
         return outcome
 
@@ -91,6 +96,20 @@ class ElasticAssembly:
         """Disconnect from the hosts. Blocks until their agents have ended."""
         close_hosts(self._found)
         self._service.close()
+
+
+def _claim(folder: str, stack: contextlib.ExitStack) -> None:
+    """Keep other jobs from the folder for the state, until the stack is closed."""
+    try:
+        if folder:
+            stack.enter_context(claimed(Path(folder)))
+    except BlockingIOError:
+        raise LaunchError(
+            f"another job uses HOROVOD_CHECKPOINT_DIR (--checkpoint-dir) {folder}, and each would remove the state of "
+            "the other, or go on with it; give each training a folder of its own"
+        ) from None
+    except OSError:
+        pass  # the ranks say so if they cannot use it, either
 
 
 def run_on_pool(

@@ -181,23 +181,26 @@ class _Job:
         """Load the state of an earlier job from a checkpoint, and do the first rendezvous.
 
         Raises:
-            InitError: no checkpoint could be written.
+            InitError: no checkpoint could be written, or the one that is there cannot be read.
             ValueError: the checkpoint is damaged, or does not fit the state.
         """
         global _trainings
         if not self._is_elastic:
             return
         self.find_folder()
+        found = None
         if self._folder:
             try:
                 checkpoint.check(self._folder)
+                if found := checkpoint.newest(self._folder):
+                    values = checkpoint.read(found[0])
             except OSError as error:
                 raise InitError(
-                    f"no state can be written to HOROVOD_CHECKPOINT_DIR (--checkpoint-dir): {error}"
+                    "no state can be written to HOROVOD_CHECKPOINT_DIR (--checkpoint-dir), or read from it: "
+                    f"{error}; name another folder, or see to it that this one can be used"
                 ) from None
-        if self._folder and (found := checkpoint.newest(self._folder)):
+        if found:
             path, progress = found
-            values = checkpoint.read(path)
             try:
                 state.load_checkpoint(values)
             except Exception as error:
