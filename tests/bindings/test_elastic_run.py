@@ -16,7 +16,7 @@ from elastic_double import Arrays, Job, Told, failing
 import horovod.numpy as hvd
 from horovod import context
 from horovod.bindings import process_sets
-from horovod.bindings.elastic import leave
+from horovod.bindings.elastic import checkpoint, leave
 from horovod.bindings.elastic.notifications import HostUpdateResult, notification_manager
 from horovod.bindings.elastic.run import run, run_fn
 from horovod.bindings.elastic.state import ObjectState
@@ -303,6 +303,26 @@ def test_a_job_that_is_over_leaves_its_state_in_a_file(
     assert run(train)(state) == 2
     assert state.weights.tolist() == [11, 11, 11]  # the batch of the commit is done again, as after any loss
     assert not list(tmp_path.iterdir()), "the job has ended well, so the next one begins anew"
+
+
+def test_a_process_that_was_never_a_member_leaves_no_state(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    def end(*_: object) -> None:
+        path.unlink()  # by the ranks, which have ended well
+        raise InitError("the job has ended")
+
+    monkeypatch.setattr(context, "config", Settings)
+    monkeypatch.setattr(context, "renew", end)
+    state = ObjectState(lambda value: value, lambda: 0, batch=0)
+    path = checkpoint.write(str(tmp_path), 3, state.checkpoint())
+    with pytest.raises(InitError, match="the job has ended"):
+        run(lambda state: None)(state)
+    assert state.progress == 3
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(

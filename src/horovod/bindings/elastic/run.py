@@ -175,6 +175,7 @@ class _Job:
         self._reset = reset
         self._is_elastic = context.is_elastic()
         self._folder = ""
+        self._loaded = 0  # progress in the checkpoint from which this process has begun
         self._has_digest = False
 
     def enter(self, state: State) -> None:
@@ -200,7 +201,7 @@ class _Job:
                     f"{error}; name another folder, or see to it that this one can be used"
                 ) from None
         if found:
-            path, progress = found
+            path, self._loaded = found
             try:
                 state.load_checkpoint(values)
             except Exception as error:
@@ -209,9 +210,9 @@ class _Job:
                     "it, or remove it to begin anew"
                 ) from error
             state.save()
-            state.progress = progress
+            state.progress = self._loaded
             state._note_saved()
-            logger.warning("the state of step %d is taken from %s", progress, path)
+            logger.warning("the state of step %d is taken from %s", state.progress, path)
         self.renew(state)
         key = context.world().key
         _trainings = key, 1 + (_trainings[1] if _trainings[0] == key else 0)
@@ -255,7 +256,8 @@ class _Job:
         sys.exit(0)
 
     def _write(self, state: State) -> None:
-        if self._folder and state.progress:
+        # A process that was never a member has no more than the checkpoint, which others may have removed at the end.
+        if self._folder and state.progress > self._loaded:
             try:
                 path = checkpoint.write(self._folder, state.progress, state.checkpoint())
             except OSError as error:
