@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_double import Arrays, Job, Told, failing
+from elastic_double import Arrays, Job, Told, begin_anew, failing
 
 import horovod.numpy as hvd
 from horovod import context
@@ -299,10 +299,37 @@ def test_a_job_that_is_over_leaves_its_state_in_a_file(
     assert done == ["function"] * is_asked
     leave._functions.clear()
     assert [path.name for path in tmp_path.iterdir()] == ["elastic-000000000001.state"]
+    begin_anew(monkeypatch)
     state = new()
     assert run(train)(state) == 2
     assert state.weights.tolist() == [11, 11, 11]  # the batch of the commit is done again, as after any loss
     assert not list(tmp_path.iterdir()), "the job has ended well, so the next one begins anew"
+
+
+def test_the_state_of_a_later_training_is_not_taken_for_that_of_the_first(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    @run
+    def train(state: ObjectState) -> tuple[int, int]:
+        begun, state.batch = state.batch, state.batch + state.rate
+        state.commit()
+        if job.answers:
+            raise PeerLostError("x")
+        return begun, state.batch
+
+    def new(rate: int) -> ObjectState:
+        return ObjectState(lambda value: value, lambda: 0, batch=0, rate=rate)
+
+    monkeypatch.setattr(context, "config", Settings)
+    assert train(new(1)) == (0, 1)
+    job.answers = [None, InitError("too few ranks are left")]
+    with pytest.raises(InitError, match="too few"):
+        train(new(100))
+    begin_anew(monkeypatch)
+    assert [train(new(1)), train(new(100))] == [(0, 1), (100, 200)]
 
 
 def test_a_process_that_was_never_a_member_leaves_no_state(

@@ -68,7 +68,6 @@ def test_a_new_rank_that_is_in_another_training_of_the_script_ends_the_job(
     def gather(own: Any, name: str) -> list[Any]:
         return [own, (True, 0, False, 1, ("x", "x"))]
 
-    monkeypatch.setattr("horovod.bindings.elastic.run._trainings", (b"", 0))
     run(failing())(Told(job.events, batch=0))
     monkeypatch.setattr("horovod.bindings.elastic.run.allgather_object", gather)
     with pytest.raises(RequestError, match=r"it is in training 1 of hvd.elastic.run, and others are in training 2"):

@@ -12,7 +12,7 @@ from horovod.bindings import process_sets
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.variables import VariablesState
 
-__all__ = ["Arrays", "Job", "Told", "failing", "job", "make_job"]
+__all__ = ["Arrays", "Job", "Told", "begin_anew", "failing", "job", "make_job"]
 
 
 class Job:
@@ -94,7 +94,13 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(context, "wants_change", lambda: found.wants)
     monkeypatch.setattr(context, "leave_job", lambda: found.events.append("leave"))
     monkeypatch.setattr(State, "_has_declared_steps", False)
+    begin_anew(monkeypatch)
     return found
+
+
+def begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process have begun no training, as a new one."""
+    monkeypatch.setattr("horovod.bindings.elastic.run._trainings", (b"", 0))
 
 
 @pytest.fixture

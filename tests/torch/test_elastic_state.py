@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_double import Job
+from elastic_double import Job, begin_anew
 
 import horovod.torch as hvd
 from horovod import context
@@ -249,6 +249,7 @@ def test_a_state_goes_through_a_file(job: Job, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InitError):
         hvd.elastic.run(train)(first)
     (path,) = tmp_path.iterdir()
+    begin_anew(monkeypatch)
     others = {
         "Missing key": hvd.elastic.TorchState(torch.nn.Linear(7, 7)),
         r"the checkpoint has no 'net'": hvd.elastic.TorchState(net=parts()[0]),

@@ -152,7 +152,7 @@ def recover(state: State, cause: _Cause) -> None:
     Blocks until the membership is renewed and all states are equal.
     """
     job = _Job()
-    job.find_folder()
+    job.find_folder(_trainings[1])
     while True:
         if isinstance(cause, HorovodInternalError) and not state._keeps_steps:
             raise cause
@@ -188,7 +188,9 @@ class _Job:
         global _trainings
         if not self._is_elastic:
             return
-        self.find_folder()
+        key = context.world().key
+        number = 1 + (_trainings[1] if _trainings[0] == key else 0)
+        self.find_folder(number)
         found = None
         if self._folder:
             try:
@@ -214,12 +216,15 @@ class _Job:
             state._note_saved()
             logger.warning("the state of step %d is taken from %s", state.progress, path)
         self.renew(state)
-        key = context.world().key
-        _trainings = key, 1 + (_trainings[1] if _trainings[0] == key else 0)
+        _trainings = key, number
 
-    def find_folder(self) -> None:
-        """Look up the folder of the checkpoints; empty if none is configured."""
+    def find_folder(self, number: int) -> None:
+        """Look up the folder of the checkpoints; empty if none is configured. The next start must not take the state of
+        a later training, which has a folder inside, for that of the first one.
+        """
         self._folder = context.config().checkpoint_dir
+        if self._folder and number > 1:
+            self._folder = f"{self._folder}/training-{number}"
 
     def takes(self, error: HorovodInternalError) -> bool:
         """Return whether to rendezvous again: after a lost rank in an elastic job, and if there is a reset function."""
