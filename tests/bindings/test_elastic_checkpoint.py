@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-from elastic_double import Arrays
+from elastic_double import Arrays, Job, begin_anew
 
-from horovod.bindings.elastic import checkpoint
+import horovod.numpy as hvd
+from horovod import context
+from horovod.bindings.elastic import checkpoint, leave
+from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import ObjectState
+from horovod.errors import InitError, PeerLostError
 
 
 def test_an_attribute_that_a_checkpoint_lacks_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,3 +85,145 @@ def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog:
         with pytest.raises(ValueError, match="is not a state of an elastic job"):
             checkpoint.read(path)
     assert checkpoint.newest(str(tmp_path / "nowhere")) is None
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_job_that_is_over_leaves_its_state_in_a_file(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    monkeypatch.setattr(leave, "_is_asked", is_asked)  # by SIGTERM: all ranks were, or too few would be left
+    done: list[str] = []
+    hvd.on_leave(lambda: done.append("function"))
+
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    monkeypatch.setattr(context, "config", Settings)
+    job.answers = [None, InitError("too few ranks are left")]
+
+    def train(state: ObjectState) -> int:
+        for state.batch in range(state.batch, 10):
+            state.weights += 1
+            if state.batch == 4:
+                state.commit()
+            if state.batch == 6 and job.answers:
+                raise PeerLostError("x")
+        return state.progress
+
+    def new() -> ObjectState:
+        return ObjectState(lambda value: value, lambda: 0, batch=0, weights=np.zeros(3))
+
+    with pytest.raises(SystemExit if is_asked else InitError, match="^0$" if is_asked else "too few"):
+        run(train)(new())
+    assert done == ["function"] * is_asked
+    leave._functions.clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["elastic-000000000001.state"]
+    begin_anew(monkeypatch)
+    state = new()
+    assert run(train)(state) == 2
+    assert state.weights.tolist() == [11, 11, 11]  # the batch of the commit is done again, as after any loss
+    assert not list(tmp_path.iterdir()), "the job has ended well, so the next one begins anew"
+
+
+def test_the_state_of_a_later_training_is_not_taken_for_that_of_the_first(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    @run
+    def train(state: ObjectState) -> tuple[int, int]:
+        begun, state.batch = state.batch, state.batch + state.rate
+        state.commit()
+        if job.answers:
+            raise PeerLostError("x")
+        return begun, state.batch
+
+    def new(rate: int) -> ObjectState:
+        return ObjectState(lambda value: value, lambda: 0, batch=0, rate=rate)
+
+    monkeypatch.setattr(context, "config", Settings)
+    assert train(new(1)) == (0, 1)
+    job.answers = [None, InitError("too few ranks are left")]
+    with pytest.raises(InitError, match="too few"):
+        train(new(100))
+    begin_anew(monkeypatch)
+    assert [train(new(1)), train(new(100))] == [(0, 1), (100, 200)]
+
+
+def test_a_process_that_was_never_a_member_leaves_no_state(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    def end(*_: object) -> None:
+        path.unlink()  # by the ranks, which have ended well
+        raise InitError("the job has ended")
+
+    monkeypatch.setattr(context, "config", Settings)
+    monkeypatch.setattr(context, "renew", end)
+    state = ObjectState(lambda value: value, lambda: 0, batch=0)
+    path = checkpoint.write(str(tmp_path), 3, state.checkpoint())
+    with pytest.raises(InitError, match="the job has ended"):
+        run(lambda state: None)(state)
+    assert state.progress == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = "/proc/state/of/job"
+
+    monkeypatch.setattr(context, "config", Settings)
+    with pytest.raises(InitError, match=r"HOROVOD_CHECKPOINT_DIR \(--checkpoint-dir\), or .*'/proc/state/of/job'"):
+        run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+    Settings.checkpoint_dir = str(tmp_path)
+    (tmp_path / "elastic-000000000001.state").mkdir()
+    with pytest.raises(InitError, match=r"--checkpoint-dir\), or read from it: .*Is a directory: .*1\.state'; name an"):
+        run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+    if os.geteuid() == 0:  # only root can make a folder of another user
+        os.chown(tmp_path, 1234, -1)
+        with pytest.raises(InitError, match=r"--checkpoint-dir\), .* the folder belongs to another user \(uid 1234\)"):
+            run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
+
+
+def test_a_state_that_cannot_be_removed_does_not_fail_a_training_that_is_done(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    def train(state: ObjectState) -> str:
+        (tmp_path / "elastic-000000000000.state").mkdir()  # also root cannot unlink a folder
+        return "done"
+
+    monkeypatch.setattr(context, "config", Settings)
+    assert run(train)(ObjectState(lambda value: value, lambda: 0, batch=0)) == "done"
+    assert "0.state'; remove this state of an earlier job, or the next start goes on with it" in caplog.text
+
+
+def test_a_full_disk_is_told_in_one_line_and_nothing_stays_there(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    def is_full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def train(state: ObjectState) -> None:
+        state.commit()
+        monkeypatch.setattr(os, "fsync", is_full)
+        job.answers = [InitError("too few ranks are left")]
+        raise PeerLostError("x")
+
+    monkeypatch.setattr(context, "config", Settings)
+    with pytest.raises(InitError, match="too few"):
+        run(train)(ObjectState(lambda value: value, lambda: 0, batch=0))
+    lines = [record for record in caplog.records if record.levelname == "ERROR"]
+    full = f"the state of step 1 cannot be written to {tmp_path}: [Errno 28] No space left on device"
+    assert [(record.getMessage(), record.exc_info) for record in lines] == [(full, None)]
+    assert not list(tmp_path.iterdir())

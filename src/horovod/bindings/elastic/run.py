@@ -310,7 +310,10 @@ class _Job:
             _comm.allreduce(np.zeros(1), name="elastic.end")
             context.end_training(state.progress)
         if self._folder:
-            checkpoint.remove(self._folder, state.progress)
+            try:
+                checkpoint.remove(self._folder, state.progress)
+            except OSError as error:  # the script has still to save what it has trained
+                logger.error("%s; remove this state of an earlier job, or the next start goes on with it", error)
 
 
 class _Member(NamedTuple):
