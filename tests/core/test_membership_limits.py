@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from memberships import A0, A1, B0, B1, ELASTIC, KILLED, do, kinds, ranks, started
+from memberships import A0, A1, A2, B0, B1, ELASTIC, KILLED, do, kinds, ranks, started
 
 from horovod.core.membership import Membership
 from horovod.core.membership_events import (
@@ -27,6 +27,8 @@ from horovod.core.membership_events import (
     Slot,
     Start,
     Tick,
+    TrainingEnded,
+    TrainingOver,
 )
 
 
@@ -222,3 +224,11 @@ def test_ranks_of_withdrawn_hosts_stay_until_newcomers_can_take_their_state() ->
     assert members.wants_change
     members.handle(Ready(A0, 6, "x"))
     assert ranks(do(members, Ready(B0, 6, "x"))) == [B0]
+
+
+def test_a_rank_may_take_its_time_after_the_training_while_spares_wait() -> None:
+    members = started(Policy(2, minimum=2, spares=1), a=3)
+    assert [members.handle(TrainingEnded(slot)) for slot in (A0, A1)] == [[TrainingOver(1)], []]
+    assert members.handle(Ended(A1)) == []  # slot a:0 writes its model
+    assert members.handle(Tick(10_000)) == []
+    assert members.handle(Ended(A0)) == [Refuse(A2, "the job has ended"), Finish("")]

@@ -244,8 +244,7 @@ def test_a_state_goes_through_a_file(job: Job, tmp_path: Path, monkeypatch: pyte
         state.commit()
         raise PeerLostError("x")
 
-    first, second = make(1), make(2)
-    job.answers = [None, InitError("too few")]
+    first, second, job.answers = make(1), make(2), [None, InitError("too few")]
     with pytest.raises(InitError):
         hvd.elastic.run(train)(first)
     (path,) = tmp_path.iterdir()
