@@ -77,6 +77,48 @@ def test_a_loss_after_validation_keeps_the_metrics_of_all_epochs() -> None:
 
 
 @pytest.mark.slow
+@on_ranks(1, given=["framework"])
+def test_the_next_start_has_the_metrics_of_an_epoch_that_had_only_its_end_to_do() -> None:
+    """The first one ends in the validation of the second epoch."""
+    import tempfile
+
+    import numpy as np
+
+    from horovod.bindings.elastic import checkpoint
+
+    keras, hvd = keras_and_hvd()
+    x = np.arange(32, dtype="float32").reshape(8, 4) / 32
+    y = 3 * x.sum(1, keepdims=True)
+
+    def new() -> Any:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", metrics=["mae"])
+        return hvd.elastic.KerasState(model)
+
+    @hvd.elastic.run
+    def train(state: Any, *callbacks: Any) -> Any:
+        found = hvd.elastic.fit(
+            state, x, y, batch_size=4, epochs=3, callbacks=callbacks, verbose=0, validation_data=(x * 9, y)
+        )
+        return found.history
+
+    def end(logs: Any) -> None:
+        if first.epoch == 1:
+            raise OSError("the job ends")
+
+    first, second = new(), new()
+    with pytest.raises(OSError, match="the job ends"):
+        train(first, keras.callbacks.LambdaCallback(on_test_begin=end))
+    with tempfile.TemporaryDirectory() as folder:
+        second.load_checkpoint(checkpoint.read(checkpoint.write(folder, 4, first.checkpoint())))
+    second.save()
+    found, wanted = train(second), train(new())
+    assert found.keys() == {"loss", "mae", "val_loss", "val_mae"}
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values[1:], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["keras-tensorflow", "keras-jax", "tf_keras"])
 @on_ranks(1, given=["framework"])
 def test_steps_per_execution_groups_the_batches_that_a_shard_deals() -> None:

@@ -45,7 +45,8 @@ class FitKit:
     # returns, for a model, a function that trains on a list of batches and returns the result of the model's train
     # function
     make_function: Callable[[Any], Callable[[list[Any]], Any]]
-    present: Callable[[Any], Any]  # returns the present result of a model's train function, without a step
+    # returns the present result of a model's train function, without a step; the second argument is a batch
+    present: Callable[[Any, Any], Any]
     # returns a context in which a model uses a function without arguments as its train function
     installed: Callable[[Any, Callable[[], Any]], Any]
     shard: Callable[[Any, int, bool, int], Any]  # returns this rank's batches of some data
@@ -121,6 +122,7 @@ class _Training:
         self._batches: Iterator[Any] = iter(())
         self._train: Callable[[list[Any]], Any] = lambda batches: None
         self._result: Any = None
+        self._sample: Any = None
         self._history: Any = None
         #: Whether only the end of the epoch is missing: validation, and the callbacks there.
         self.is_at_end = False
@@ -202,7 +204,7 @@ class _Training:
         self.data.set_epoch(state.epoch)
         if self.data.is_done:
             raise wrong_argument("hvd.elastic.fit() got data without samples")
-        sample = self._kit.convert(next(iter(self.data)))
+        self._sample = sample = self._kit.convert(next(iter(self.data)))
         if self.is_at_end:
             self.data.load_state_dict(place)
         self._deal()
@@ -223,7 +225,7 @@ class _Training:
         """Replace the train function: do a step, and retry it after each lost rank."""
         state = self._state
         if self.is_at_end:
-            return self._kit.present(self.model)
+            return self._kit.present(self.model, self._sample)
         while True:
             before, self._result = state.progress, None
             try:
@@ -238,7 +240,7 @@ class _Training:
             self._batches = iter(self.data)
             if state.progress > before:
                 # The step is done, here or on the rank whose state this rank has received.
-                return self._kit.present(self.model) if self._result is None else self._result
+                return self._kit.present(self.model, self._sample) if self._result is None else self._result
 
     def _once(self, state: ModelState) -> Any:
         count = self._steps_per_execution()
@@ -304,8 +306,11 @@ class _Training:
 
     def whole_logs(self, logs: Any) -> dict[str, Any]:
         """Return the logs of an epoch, with the metrics of its training if only its end was done. Collective."""
-        logs = dict(logs or {})
-        return {**logs, **broadcast_object(self._state._fit_logs, 0, "elastic.fit.logs")} if self.is_at_end else logs
+        state, whole = self._state, {**(logs or {})}
+        if self.is_at_end:
+            state._fit_logs = broadcast_object(state._fit_logs, 0, "elastic.fit.logs") or {}
+            whole.update(state._fit_logs)
+        return whole
 
     def end_epoch(self, epoch: int, logs: Any) -> None:
         state = self._state

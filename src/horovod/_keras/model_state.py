@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horovod import context
@@ -130,6 +130,16 @@ class ModelState(VariablesState):
         self._settle()
         self._kit.broadcast(self._shared(), 0)
 
+    def checkpoint(self) -> dict[str, Any]:
+        """See ``State``; an epoch of which only the end is missing needs the metrics of its training."""
+        logs = {name: _number(value) for name, value in (self._fit_logs or {}).items()}
+        return {**super().checkpoint(), "logs": logs}
+
+    def load_checkpoint(self, values: Mapping[str, Any]) -> None:
+        """See ``State``."""
+        super().load_checkpoint(values)
+        self._fit_logs = values.get("logs")
+
     def restore(self) -> None:
         """See ``State``; metrics created after the last ``save`` start again."""
         self._settle()
@@ -175,3 +185,11 @@ class ModelState(VariablesState):
             self.model.reset_metrics()
             return self._is_unchanged()
         return is_undone
+
+
+def _number(value: Any) -> Any:
+    """Return what Keras tells callbacks of a metric: its value as a float, if it has one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value

@@ -80,7 +80,11 @@ def _values(model: Any) -> Any:
     return model._get_jax_state(**dict.fromkeys(_EVERY, True))
 
 
-def _present(model: Any) -> Any:
+def _present(model: Any, sample: Any) -> Any:
+    if model._compile_metrics is not None and not model._compile_metrics.built:
+        # This process has done no step, and has only the end of an epoch to do; Keras builds metrics in the first one.
+        model.test_on_batch(*keras.utils.unpack_x_y_sample_weight(sample))
+        model.reset_metrics()
     logs = model.get_metrics_result()
     return (logs, _values(model)) if _ON_JAX else logs
 

@@ -74,9 +74,8 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
 def _legacy_kit() -> FitKit:
     from tf_keras.src.callbacks import CallbackList
 
-    return FitKit(
-        CallbackList, _convert, _make_function, lambda model: model.get_metrics_result(), _installed, shard, sys.maxsize
-    )
+    present = lambda model, _: model.get_metrics_result()  # noqa: E731
+    return FitKit(CallbackList, _convert, _make_function, present, _installed, shard, sys.maxsize)
 
 
 def _modern_kit() -> FitKit:
