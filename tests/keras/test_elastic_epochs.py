@@ -321,6 +321,9 @@ def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves() -> No
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.elastic.run(lambda state, how: hvd.elastic.fit(state, **how))(state, arguments)
         said.append(str(caught.value))
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
+    with pytest.raises(hvd.HorovodInternalError, match=r"with another optimizer \(.*Adam\) than its state holds"):
+        hvd.elastic.run(lambda state: hvd.elastic.fit(state, x, y))(state)
     first, second, third, fourth, *others = said
     assert "not a Batches" in first
     assert "takes no steps_per_epoch" in second

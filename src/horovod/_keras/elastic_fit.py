@@ -21,7 +21,7 @@ from horovod.bindings.elastic.rates import rate_of, set_rate
 from horovod.bindings.elastic.run import recover
 from horovod.bindings.elastic.shard import ArrayShard
 from horovod.bindings.elastic.step import step
-from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.objects import broadcast_object
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -109,6 +109,13 @@ class ElasticFit:
             raise wrong_argument(
                 "hvd.elastic.fit() takes no BackupAndRestore, whose file has weights and an epoch of one rank only; "
                 "start the job with --checkpoint-dir"
+            )
+        held, used = map(state._kit.innermost, (state.optimizer, state.model.optimizer))
+        if held is not used:
+            raise wrong_argument(
+                f"hvd.elastic.fit() got a model that was compiled with another optimizer ({type_name(used)}) than its "
+                "state holds, so new ranks would not get the values of this one. Change the learning rate without "
+                "compile(), or make another state, and a job for each training"
             )
         others = [c for c in callbacks or () if not isinstance(c, UpdateBatchStateCallback | UpdateEpochStateCallback)]
         return _Training(self._kit, state, x).fit(epochs, others, verbose, kwargs)
