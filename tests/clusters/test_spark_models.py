@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from spark_fits import MARKS, Processes, columns_of, df, mae, session, torch_estimator
 
 from horovod.errors import RequestError
@@ -230,3 +232,26 @@ def test_a_store_finds_the_files_that_spark_reads(tmp_path: Path) -> None:
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         found = Store.create(prefix).parquet_files(f"{prefix}/_store")
         assert found == sorted(f"{tmp_path}/_store/{name}" for name in shown)
+
+
+class _Listed(LocalFileSystem):
+    """Keeps listings, as fsspec's file systems of the cloud do."""
+
+    protocol = "listed"
+
+    def ls(self, path: str, detail: bool = False, **more: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail=True, **more)
+        return [entry if detail else entry["name"] for entry in self.dircache[path]]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+
+def test_a_store_finds_files_that_other_processes_write(tmp_path: Path) -> None:
+    fsspec.register_implementation("listed", _Listed)
+    store = Store.create(f"listed://{tmp_path}")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.parquet").touch()
+        assert store.parquet_files(store.prefix_path)[-1] == f"{tmp_path}/{name}.parquet"

@@ -177,7 +177,9 @@ class Store:
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder exists."""
-        return bool(self.fs.exists(path))
+        fs = self.fs
+        fs.invalidate_cache()  # fsspec keeps listings, but executors, ranks and Spark itself write to the store, too
+        return bool(fs.exists(path))
 
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
