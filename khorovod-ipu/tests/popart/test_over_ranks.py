@@ -52,19 +52,20 @@ def train(case: str, rank: int, size: int, reduce: bool) -> dict[str, Any]:
         chosen = {k: v for k, v in chosen.items() if not k.startswith("host")}
         if size == 1:  # one rank on the whole batch, in one piece
             chosen, parts = {}, 1
-    optimizer = popart.SGD({"defaultLearningRate": (0.2, False), **hyperparameters})
+    first, second = (popart.SGD({"defaultLearningRate": (rate, False), **hyperparameters}) for rate in (0.2, 0.05))
     made = options(hostAllReduce=reduce, **chosen)
-    session = session_of(mlp(ROWS // size // parts, seed=rank), made, optimizer, batches=STEPS)
+    session = session_of(mlp(ROWS // size // parts, seed=rank), made, first, batches=STEPS)
     if reduce:
         import horovod.popart as hvd
 
-        hvd.DistributedOptimizer(optimizer, session, made).insert_host_allreduce()
+        hvd.DistributedOptimizer(first, session, made).insert_host_allreduce()
         hvd.broadcast_weights(session, root_rank=0)
     session.weightsFromHost()
     x, label = data()
     share = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
     # Twice: the state of the first run is the start of the second.
     for half in range(2):
+        session.updateOptimizerFromHost(second if half else first)
         step(session, {"x": np.ascontiguousarray(x[:, share] + half), "label": np.ascontiguousarray(label[:, share])})
     return weights_of(session)
 
@@ -85,6 +86,28 @@ def test_ranks_together_are_one_rank_on_the_whole_batch(size: int) -> None:
             for name, weight in alone.items():
                 np.testing.assert_allclose(result[case][name], weight, rtol=2e-5, atol=2e-6, err_msg=f"{case} {name}")
                 assert (result[case][name] == results[0][case][name]).all(), f"{case}: ranks have different bits"
+
+
+def _half_weights(on_host: bool) -> Any:
+    import horovod.popart as hvd
+
+    builder = popart.Builder()
+    w = builder.addInitializedInputTensor(np.full(4, 0.01, np.float16), "w")
+    loss = builder.aiGraphcore.l1loss([w], 1.0, popart.ReductionType.Sum)
+    optimizer = popart.ConstSGD(1e-3, loss_scaling=2.0**15)
+    chosen = options(hostAllReduce=True, hostWeightUpdate=on_host)
+    session = session_of((builder.getModelProto(), loss), chosen, optimizer)
+    hvd.DistributedOptimizer(optimizer, session, chosen).insert_host_allreduce()
+    session.weightsFromHost()
+    step(session, {})
+    return weights_of(session)["w"]
+
+
+@pytest.mark.slow
+def test_the_host_updates_weights_in_half_precision_by_scaled_gradients() -> None:
+    [on_host], [on_device] = (run_ranks(1, _half_weights, choice, framework="popart") for choice in (True, False))
+    np.testing.assert_array_equal(on_host, on_device)
+    np.testing.assert_allclose(on_host, 0.009, atol=1e-5)
 
 
 def _train_plain() -> dict[str, Any]:

@@ -28,8 +28,8 @@ class DistributedOptimizer:
         session_options: the options of the session.
 
     Attributes:
-        optimizer: with ``hostWeightUpdate`` its learning rate, decay and loss scaling are applied here. If the session
-            gets another one by ``updateOptimizerFromHost``, assign it here, too.
+        optimizer: with ``hostWeightUpdate`` its learning rate, decay and loss scaling are applied here; the session's
+            ``updateOptimizerFromHost`` replaces it.
 
     Raises:
         RequestError: the options do not enable host reduction, or enable remote buffers.
@@ -150,13 +150,17 @@ class _HostWeights:
     def __init__(self, session: Any, owner: DistributedOptimizer) -> None:
         self._session, self._owner = session, owner
         self._weights: dict[str, Array] = {}
-        upload = session.weightsFromHost
+        upload, update = session.weightsFromHost, session.updateOptimizerFromHost
 
         def upload_and_notice() -> None:
             upload()
             self._weights.clear()
 
-        session.weightsFromHost = upload_and_notice
+        def update_and_notice(optimizer: Any) -> None:
+            update(optimizer)
+            owner.optimizer = optimizer
+
+        session.weightsFromHost, session.updateOptimizerFromHost = upload_and_notice, update_and_notice
 
     def loader(self, weight: str, gradient: _Gradient) -> Callable[[Any], None]:
         """Return the callback that gives the device a new weight."""
@@ -169,9 +173,9 @@ class _HostWeights:
             if master is None:
                 master = self._weights[weight] = np.empty(shape, dtype)
                 self._session.readWeights(weights_io(self._session, {weight: master}))
-            decay, rate = self._factors(weight)
-            master *= _in_dtype_of(master, decay)
-            master -= _in_dtype_of(master, rate) * average
+            # In half precision, rates divided by a loss scaling would become 0.
+            decay, rate = map(np.promote_types(dtype, np.float32).type, self._factors(weight))
+            master[...] = master * decay - rate * average
             np.copyto(array_at(pointer, shape, dtype), master)
 
         return load
@@ -182,8 +186,3 @@ class _HostWeights:
         rate, decay = optimizer.learningRates().get(weight).val(), optimizer.weightDecays().get(weight).val()
         damped = 1.0 - optimizer.dampenings().get(weight).val()
         return 1.0 - rate * damped * decay, rate * damped / optimizer.getLossScalingVal()
-
-
-def _in_dtype_of(array: Array, number: float) -> Any:
-    """Return a number in an array's own dtype, because the device computes in that dtype."""
-    return array.dtype.type(number)

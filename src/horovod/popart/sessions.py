@@ -1,7 +1,8 @@
 """Sessions for several ranks: their streams and host weights.
 
 The session may be the vendor's or the software one. This package calls its ``prepareDevice``, ``getInfo``,
-``getHostReduceStreamIds``, ``connectStreamToCallback``, ``readWeights``, ``writeWeights`` and ``weightsFromHost``.
+``getHostReduceStreamIds``, ``connectStreamToCallback``, ``readWeights``, ``writeWeights``, ``weightsFromHost`` and
+``updateOptimizerFromHost``.
 """
 
 from __future__ import annotations
