@@ -105,16 +105,14 @@ def _group(options: Options) -> InstanceGroup | None:
     if confined is not None:
         return confined
     if not hvd.is_initialized():
+        library = popdist if popdist.isPopdistEnvSet() else hvd
         warnings.warn(
             f"this model trains on {distributed.numProcesses} instances that are not connected yet: call "
-            f"popdist.init() at the beginning of the program; it is called now",
+            f"{library.__name__}.init() at the beginning of the program; it is called now",
             UserWarning,
             stacklevel=2,
         )
-        if popdist.isPopdistEnvSet():
-            popdist.init()
-        else:
-            hvd.init()
+        library.init()
     if (hvd.size(), hvd.rank()) != (distributed.numProcesses, distributed.processId):
         raise RuntimeError(
             f"options.Distributed says process {distributed.processId} of {distributed.numProcesses}, but this is rank "

@@ -159,13 +159,14 @@ class DistributedOptions(_Group):
             var_process_id: variable with the index of this process.
         """
         count, own = os.environ.get(var_num_processes), os.environ.get(var_process_id)
-        if count is None or own is None:
+        if (count is None or own is None) and (var_num_processes, var_process_id) == self._names:
             import popdist
 
-            is_usual = (var_num_processes, var_process_id) == self._names
-            if not is_usual or not popdist.isPopdistEnvSet():
-                return self.configureProcessId(0, 1)
-            return self.configureProcessId(popdist.getInstanceIndex(), popdist.getNumInstances())
+            if popdist.isPopdistEnvSet():
+                return self.configureProcessId(popdist.getInstanceIndex(), popdist.getNumInstances())
+            count, own = os.environ.get("HOROVOD_SIZE"), os.environ.get("HOROVOD_RANK")  # set by horovodrun
+        if count is None or own is None:
+            return self.configureProcessId(0, 1)
         return self.configureProcessId(int(own), int(count))
 
     def configureProcessId(self, process_id: int, num_processes: int) -> DistributedOptions:

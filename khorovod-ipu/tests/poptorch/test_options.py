@@ -100,6 +100,15 @@ def test_poptorchs_own_options_read_what_mpirun_says(monkeypatch: pytest.MonkeyP
         options.Distributed.configureProcessId(2, 2)
 
 
+def test_poptorchs_own_options_read_what_horovodrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    options = poptorch.Options()
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (3, 4)
+    options.Distributed.setEnvVarNames("NO_SUCH_SIZE", "NO_SUCH_RANK")
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (0, 1)
+
+
 def test_outside_of_poprun_popdists_options_mean_one_replica() -> None:
     options = popdist.poptorch.Options()
     assert (options.replication_factor, options.Distributed.processId, options.Distributed.numProcesses) == (1, 0, 1)
