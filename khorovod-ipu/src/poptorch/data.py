@@ -47,8 +47,7 @@ class _PartSampler(Sampler[int]):
         first = self._process * self._each
         if self._seed is None:
             return iter(range(first, first + self._own))
-        generator = torch.Generator()
-        generator.manual_seed(self._seed + self._epoch)
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
         self._epoch += 1
         order = torch.randperm(self._length, generator=generator)
         return iter(order[first : first + self._own].tolist())
@@ -113,8 +112,8 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
             raise ValueError(f"batch_size=None makes no batches, and one call of this model needs {factor} of them")
         processes = options.Distributed.numProcesses
         sampler = kwargs.pop("sampler", None)
-        has_own_order = sampler is not None or kwargs.get("batch_sampler") is not None
-        is_whole = has_own_order or isinstance(dataset, IterableDataset)
+        has_batch_sampler = kwargs.get("batch_sampler") is not None
+        is_whole = has_batch_sampler or sampler is not None or isinstance(dataset, IterableDataset)
         if auto_distributed_partitioning and batch_size is not None:
             if is_whole and processes > 1 and not isinstance(sampler, DistributedSampler):
                 raise ValueError(
@@ -126,7 +125,6 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
                 shuffle = None
         if isinstance(dataset, IterableDataset):
             shuffle = None
-        has_batch_sampler = kwargs.get("batch_sampler") is not None
         super().__init__(
             dataset,
             batch_size=1 if has_batch_sampler else self._combined,

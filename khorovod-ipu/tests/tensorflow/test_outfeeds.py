@@ -21,7 +21,7 @@ def _loop(replicas: int) -> list[Any]:
     with mock.patch.dict(os.environ, values):  # other tests use this process, too
         strategy = PopDistStrategy() if replicas > 1 else IPUStrategy()
         with strategy.scope():
-            w, outfeed = tf.Variable(1.0), IPUOutfeedQueue()
+            w, outfeed = tf.Variable(1.0), IPUOutfeedQueue(replication_factor=replicas)
 
             @tf.function
             def steps(count: int) -> None:

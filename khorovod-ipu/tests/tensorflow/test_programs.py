@@ -150,6 +150,15 @@ def _program() -> dict[str, Any]:
             pipelining_ops.pipeline([first, second], gradient_acumulation_count=3)
         with pytest.raises(NotImplementedError, match="io_batch_size=2 is not imitated"):
             ipu_outfeed_queue.IPUOutfeedQueue(io_batch_size=2)
+        with pytest.raises(ValueError, match="'last' is not a valid IPUOutfeedMode"):
+            ipu_outfeed_queue.IPUOutfeedQueue(outfeed_mode="last")
+        for queue in (
+            lambda count: ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.range(2), replication_factor=count),
+            lambda count: ipu_outfeed_queue.IPUOutfeedQueue(replication_factor=count),
+        ):
+            queue(1)
+            with pytest.raises(NotImplementedError, match="replication_factor=2 is not imitated"):
+                queue(2)
 
         with strategy.scope():
             launch = strategy.run(lambda: ipu_compiler.compile(program, []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from khorovod_ipu.tensorflow.replicas import own_context
 from khorovod_ipu.tensorflow.settings import check_accepted
+from popdist import getNumLocalReplicas
 
 __all__ = ["IPUInfeedQueue", "IPUIterator", "IPUOutfeedMode", "IPUOutfeedQueue"]
 
@@ -68,7 +70,8 @@ class IPUInfeedQueue:
         prefetch_depth: int | None = None,
         **accepted: Any,
     ) -> None:
-        check_accepted("an infeed", accepted, "buffer_depth data_to_prefetch optimise_latency replication_factor")
+        inert, replicas = "buffer_depth data_to_prefetch optimise_latency", (None, 1, getNumLocalReplicas())
+        check_accepted("an infeed", accepted, inert, replication_factor=replicas)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(f"an infeed queue needs a tf.data.Dataset. Received: {type(dataset).__name__}")
         with tf.init_scope(), tf.device(_HOST):
@@ -93,11 +96,8 @@ class IPUInfeedQueue:
             return element
 
 
-class IPUOutfeedMode:
-    """The elements that ``dequeue`` returns: all, or the last."""
-
-    ALL = "all"
-    LAST = "last"
+#: The elements that ``dequeue`` returns: all, or the last.
+IPUOutfeedMode = enum.Enum("IPUOutfeedMode", {"ALL": "all", "LAST": "get_last"})
 
 
 class IPUOutfeedQueue:
@@ -113,12 +113,13 @@ class IPUOutfeedQueue:
     def __init__(
         self,
         feed_name: str | None = None,
-        outfeed_mode: str | None = None,
+        outfeed_mode: IPUOutfeedMode | None = None,
         device_ordinal: int | None = None,
         **accepted: Any,
     ) -> None:
-        check_accepted("an outfeed", accepted, "buffer_depth optimise_latency replication_factor", io_batch_size=(1,))
-        self._mode = outfeed_mode or IPUOutfeedMode.ALL
+        known = {"io_batch_size": (1,), "replication_factor": (None, 1, getNumLocalReplicas())}
+        check_accepted("an outfeed", accepted, "buffer_depth optimise_latency", **known)
+        self._mode = IPUOutfeedMode(outfeed_mode or IPUOutfeedMode.ALL)
         self._structure: Any = None
         self._queue: Any = None
         self._places: dict[int, Any] = {}  # the graph of each replica's call; tf.function may trace it again
@@ -164,13 +165,12 @@ class IPUOutfeedQueue:
             raise ValueError("nothing is enqueued in this graph. Call dequeue() after the program is built")
         replicas = len(self._places)
         with tf.device(_HOST):
-            found = self._queue.dequeue_many(self._queue.size() // replicas * replicas)
-            flat = found if isinstance(found, (list, tuple)) else [found]
+            flat = tf.nest.flatten(self._queue.dequeue_many(self._queue.size() // replicas * replicas))
             if replicas > 1:
                 flat = [tf.reshape(tensor, [-1, replicas, *tensor.shape[1:]]) for tensor in flat]
             if self._mode == IPUOutfeedMode.LAST:
                 flat = [tensor[-1] for tensor in flat]
-        return tf.nest.pack_sequence_as(self._structure, list(flat))
+        return tf.nest.pack_sequence_as(self._structure, flat)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the elements since the last call, one by one."""
