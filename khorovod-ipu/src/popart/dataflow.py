@@ -10,8 +10,7 @@ from popart.errors import popart_exception, unknown
 
 __all__ = ["AnchorReturnType", "DataFlow", "InputSettings", "InputShapeInfo"]
 
-_IDS = {"final": AnchorReturnTypeId.Final, "everyn": AnchorReturnTypeId.EveryN, "all": AnchorReturnTypeId.All,
-        "sum": AnchorReturnTypeId.Sum}  # fmt: skip
+_IDS = {kind.name.lower(): kind for kind in AnchorReturnTypeId}
 
 
 class AnchorReturnType:

@@ -236,9 +236,8 @@ class ConstSGD(SGD):
         loss_scaling: float = 1.0,
         clip_norm_settings: Sequence[ClipNormSettings] = (),
     ) -> None:
-        values = {"LearningRate": learning_rate, "WeightDecay": weight_decay}
-        named = {f"default{name}": (value, True) for name, value in values.items()}
-        super().__init__({**named, "lossScaling": (loss_scaling, True)}, clip_norm_settings)
+        values = {"defaultLearningRate": learning_rate, "defaultWeightDecay": weight_decay, "lossScaling": loss_scaling}
+        super().__init__(values, clip_norm_settings)
 
 
 class Adam(Optimizer):

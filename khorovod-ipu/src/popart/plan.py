@@ -59,6 +59,10 @@ class SessionPlan:
         self.watched = [name.removeprefix(GRADIENT) for name in anchors if loss and name.startswith(GRADIENT)]
         values = [name for name in anchors if not (loss and name.startswith(GRADIENT))]
         self.nodes = self.graph.needed_for([*values, *self.watched, *([loss] if loss else [])])
+        if options.groupNormStridedChannelGrouping and any(node.op == "GroupNormalization" for node in self.nodes):
+            raise popart_exception(
+                "groupNormStridedChannelGrouping=True is not imitated: a group has channels side by side. Leave it out"
+            )
         self.shapes = Shapes(bool(loss))
         for name, info in self.graph.inputs.items():
             self.shapes.add_input(name, shapes.get(name) or info)

@@ -168,14 +168,10 @@ class TrainingSession(DeviceSession):
         for weight in self._plan.trained:
             if weight not in self._stored:  # the loss of this batch did not depend on this weight
                 self._store(weight)
-        device = self._weights.device
-        if self._link.gives_weights:
-            for weight in self._stored:
-                device[weight].copy_(self._link.load(weight))
-            return
-        clips = bool(self._updates.optimizer.clip_norm_settings)
-        arrived = {weight: self._link.load(weight) for weight in self._stored} if clips else {}
-        factors = clip_factors(self._updates.optimizer, arrived) if clips else {}
-        for weight in self._stored:
-            gradient = arrived[weight] if clips else self._link.load(weight)
-            self._updates.apply(weight, device[weight], gradient, factors.get(weight, 1.0))
+        arrived = {weight: self._link.load(weight) for weight in self._stored}
+        factors = clip_factors(self._updates.optimizer, arrived)
+        for weight, value in arrived.items():
+            if self._link.gives_weights:
+                self._weights.device[weight].copy_(value)
+            else:
+                self._updates.apply(weight, self._weights.device[weight], value, factors[weight])

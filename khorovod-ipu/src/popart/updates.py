@@ -138,19 +138,18 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
     w.sub_(rate * step)
 
 
-def clip_factors(optimizer: Optimizer, gradients: Mapping[str, torch.Tensor], scale: float = 1.0) -> dict[str, float]:
+def clip_factors(optimizer: Optimizer, gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return a factor for each gradient that keeps norms within their limits; 1 if no change is needed.
 
     Args:
         optimizer: optimizer with the limits.
         gradients: all gradients, times the loss scaling.
-        scale: factor for the gradients.
     """
-    factors = dict.fromkeys(gradients, scale)
+    factors = dict.fromkeys(gradients, 1.0)
     for settings in optimizer.clip_norm_settings:
         names = [name for name in gradients if settings.weightIds is None or name in settings.weightIds]
         squares = sum(float(gradients[name].double().square().sum()) for name in names)
-        norm = squares**0.5 * scale / optimizer.getLossScalingVal()
+        norm = squares**0.5 / optimizer.getLossScalingVal()
         for name in names:
             factors[name] *= min(1.0, settings.maxNorm / norm) if norm > 0 else 1.0
     return factors

@@ -252,15 +252,6 @@ class PoplarExecutor:
         if self._replicas is None:
             raise RuntimeError(f"{function}() before the model was compiled: call the model or compile() first")
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
-        """Load weights into the model and to the device.
-
-        Args:
-            state_dict: a result of the model's ``state_dict()``.
-            strict: whether names must be the same.
-        """
-        return self._user_model.load_state_dict(state_dict, strict=strict)
-
     def isAttachedToDevice(self) -> bool:
         """Return whether the model has a device."""
         return self._is_attached

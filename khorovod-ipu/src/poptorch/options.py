@@ -198,7 +198,11 @@ class TensorLocationOptions(_Group):
 
 class _PopartOptions(_Group):
     without_effect = ("setPatterns",)
-    set = _Group._set
+
+    def set(self, name: str, value: Any) -> _PopartOptions:
+        if name == "groupNormStridedChannelGrouping" and value:
+            raise NotImplementedError(f"{name}=True is not imitated: a group has channels side by side. Leave it out")
+        return self._set(name, value)
 
 
 class Options(_Group):

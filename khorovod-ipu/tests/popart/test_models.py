@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from popart_models import options, session_of, step, weights_of
+from popart_models import mlp, options, session_of, step, weights_of
 
 import popart
 
@@ -139,3 +139,16 @@ def test_replicas_and_micro_batches_are_the_whole_batch() -> None:
         found.append(weights_of(session))
     for name, weight in found[0].items():
         np.testing.assert_allclose(weight, found[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_groups_of_channels_that_are_not_side_by_side_are_refused() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 4, 3]), "x")
+    ones = builder.addInitializedInputTensor(np.ones(4, np.float32))
+    y, *_ = builder.aiGraphcore.groupnormalization([x, ones, ones], 2)
+    flow = popart.DataFlow(1, {y: popart.AnchorReturnType("All")})
+    device = popart.DeviceManager().createCpuDevice()
+    strided = options(groupNormStridedChannelGrouping=True)
+    with pytest.raises(popart.popart_exception, match="groupNormStridedChannelGrouping=True is not imitated"):
+        popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=strided)
+    session_of(mlp(2), strided)  # no groups at all

@@ -54,6 +54,9 @@ def test_a_misspelt_option_is_told_and_a_wrong_value_refused() -> None:
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="deviceIterations must be a whole number"):
             poptorch.Options().deviceIterations(wrong)
+    poptorch.Options()._Popart.set("groupNormStridedChannelGrouping", False)
+    with pytest.raises(NotImplementedError, match="groupNormStridedChannelGrouping=True is not imitated"):
+        poptorch.Options()._Popart.set("groupNormStridedChannelGrouping", True)
 
 
 def test_frozen_options_cannot_be_changed_but_their_copies_can() -> None:

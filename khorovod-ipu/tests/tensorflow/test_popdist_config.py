@@ -24,6 +24,11 @@ def configured() -> list[Any]:
         import popdist.tensorflow
 
         config = popdist.tensorflow.set_ipu_config(ipu.config.IPUConfig(), ipus_per_replica=1)
+        norms = config.norms.experimental
+        norms.distributed_batch_norm_replica_group_size = 2
+        with pytest.raises(NotImplementedError, match="distributed_batch_norm_replica_group_size"):
+            config.configure_ipu_system()
+        norms.distributed_batch_norm_replica_group_size = 1
         config.configure_ipu_system()
         place = config.experimental.multi_replica_distribution
         from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy

@@ -48,4 +48,7 @@ class IPUConfig(OptionTree):
             raise AttributeError(f"IPUConfig has no option {name!r}; it has {', '.join(sorted(_NAMES))}")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
-        """Do nothing; ``device`` is accepted."""
+        """Raise ``NotImplementedError`` if an option would change results; else do nothing."""
+        check = self.norms.experimental.distributed_batch_norm_replica_group_size
+        if check and check != 1:
+            raise NotImplementedError("distributed_batch_norm_replica_group_size: each replica has its own statistics")
