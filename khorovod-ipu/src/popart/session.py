@@ -237,10 +237,6 @@ class DeviceSession:
         """Return a text saying that there is no report."""
         return "no report: the software device has no profile. Python's and torch's profilers see everything it does"
 
-    def getSerializedGraph(self) -> str:
-        """Return the schedule, as JSON."""
-        return self._serializeIr(IrSerializationFormat.JSON)
-
     def _serializeIr(self, format: IrSerializationFormat) -> str:
         """Return the schedule as JSON, in the format that PopART's own tests read."""
         return json.dumps({"maingraph": self._plan.schedule()})

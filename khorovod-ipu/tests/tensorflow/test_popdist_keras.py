@@ -59,6 +59,13 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
         found["evaluate"] = taken()
         found["predicted"] = model.predict(data, verbose=0).ravel().tolist()
         found["predict"] = taken()
+        with strategy.scope():
+            x = keras.layers.Input((1,))
+            pair = keras.Model(
+                x, [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(x) for _ in range(2)]
+            )
+            pair.compile(keras.optimizers.SGD(0.0), ["mse", "mae"])
+        found["of two outputs"] = pair.evaluate(data.map(lambda x, y: (x, (y, y))), verbose=0)
         own = values[popdist.getInstanceIndex() :: popdist.getNumInstances()]
         with tempfile.TemporaryDirectory() as folder:
             saving = keras.callbacks.ModelCheckpoint(f"{folder}/saved.weights.h5", save_weights_only=True)
@@ -131,3 +138,4 @@ def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int,
         assert found["loss"] == pytest.approx(2 * losses[:1])
         assert found["mae"] == pytest.approx(2 * losses[1:])
         assert found["evaluated"] == pytest.approx(losses)
+        assert found["of two outputs"] == pytest.approx([sum(losses), *losses])

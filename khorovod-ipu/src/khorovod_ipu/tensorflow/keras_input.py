@@ -115,6 +115,18 @@ def _of_all_replicas(plain: Any) -> Any:
     return make
 
 
+def _of_outputs(plain: Any) -> Any:
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if _is_wanted(tf.distribute.get_strategy()):
+            # Keras 3 counts a batch of unknown size once, and so an empty one as well.
+            size = tf.shape(tf.nest.flatten(y_pred)[0])[0]
+            for loss in self.metrics:
+                loss.update_state = lambda value, sample_weight, own=loss: type(own).update_state(own, value, size)
+        return plain(self, y_true, y_pred, sample_weight)
+
+    return call
+
+
 def _padded(dataset: Any, batches: int, missing: int) -> Any:
     """Append empty batches to each epoch of a dataset of tuples."""
 
@@ -156,6 +168,7 @@ _WRAPPED = (
     (_KERAS_3, "TFEpochIterator", "__init__", _of_keras_3),
     (_KERAS_3, "TensorFlowTrainer", "_maybe_symbolic_build", _of_first_replica),
     (_KERAS_3, "TensorFlowTrainer", "_make_function", _of_all_replicas),
+    ("keras.src.trainers.compile_utils", "CompileLoss", "call", _of_outputs),
     *(
         (module, owner, f"{use}_on_batch", _on_one_batch)
         for module, owner in ((_KERAS_3, "TensorFlowTrainer"), ("tf_keras.src.engine.training", "Model"))

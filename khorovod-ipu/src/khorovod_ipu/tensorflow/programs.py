@@ -232,9 +232,8 @@ def _added(wanted: OptimizerFunctionOutput, index: Any, sums: list[Any]) -> list
     for gradient, variable in pairs:
         if gradient is None:
             continue
-        gradient = tf.convert_to_tensor(gradient)
         total = _local_sum(variable)
-        added.append(_sum_of(total, gradient, tf.equal(index, 0)))
+        added.append(_sum_of(total, tf.convert_to_tensor(gradient), tf.equal(index, 0)))
         sums.append((total, variable))
     return added
 
