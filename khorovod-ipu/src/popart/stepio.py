@@ -194,5 +194,4 @@ def _array(name: str, value: Any, what: str) -> Array:
         raise popart_exception(f"the {what} {name!r} must be an array of NumPy; received {type(value).__name__}")
     if not value.flags.c_contiguous:
         raise popart_exception(f"the {what} {name!r} is not contiguous. Use numpy.ascontiguousarray()")
-    array: Array = value
-    return array
+    return value

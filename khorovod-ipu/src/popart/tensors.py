@@ -104,8 +104,7 @@ class TensorInfo:
 
     def numpy_dtype(self) -> np.dtype[Any]:
         """Return NumPy's dtype."""
-        found: np.dtype[Any] = np.dtype(self._row.numpy)
-        return found
+        return np.dtype(self._row.numpy)  # type: ignore[no-any-return]
 
     def torch_dtype(self) -> torch.dtype:
         """Return torch's dtype."""

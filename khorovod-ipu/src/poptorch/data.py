@@ -166,8 +166,7 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
 
     def terminate(self) -> None:
         """End the processes that load data."""
-        iterator = self._iterator
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
 

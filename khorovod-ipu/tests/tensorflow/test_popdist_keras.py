@@ -65,6 +65,10 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
                 x, [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(x) for _ in range(2)]
             )
             pair.compile(keras.optimizers.SGD(0.0), ["mse", "mae"])
+            normalized = keras.Sequential([keras.layers.Input((1,)), keras.layers.BatchNormalization()])
+            normalized.compile(keras.optimizers.SGD(0.0), "mse")
+        normalized.fit(data, verbose=0)
+        found["finite"] = [bool(np.isfinite(value).all()) for value in normalized.get_weights()]
         found["of two outputs"] = pair.evaluate(data.map(lambda x, y: (x, (y, y))), verbose=0)
         own = values[popdist.getInstanceIndex() :: popdist.getNumInstances()]
         with tempfile.TemporaryDirectory() as folder:
@@ -138,4 +142,5 @@ def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int,
         assert found["loss"] == pytest.approx(2 * losses[:1])
         assert found["mae"] == pytest.approx(2 * losses[1:])
         assert found["evaluated"] == pytest.approx(losses)
+        assert found["finite"] == [True] * 4
         assert found["of two outputs"] == pytest.approx([sum(losses), *losses])

@@ -127,6 +127,18 @@ def _of_outputs(plain: Any) -> Any:
     return call
 
 
+def _of_some_rows(plain: Any) -> Any:
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        found = plain(self, inputs, mask)
+        if not _is_wanted(tf.distribute.get_strategy()):
+            return found
+        # As in Keras 2, an empty batch changes no statistics; Keras 3 alone would make them NaN.
+        kept = (tf.cast(self.moving_mean, found[0].dtype), tf.cast(self.moving_variance, found[1].dtype))
+        return [tf.where(tf.size(inputs) > 0, new, old) for new, old in zip(found, kept, strict=True)]
+
+    return moments
+
+
 def _padded(dataset: Any, batches: int, missing: int) -> Any:
     """Append empty batches to each epoch of a dataset of tuples."""
 
@@ -169,6 +181,7 @@ _WRAPPED = (
     (_KERAS_3, "TensorFlowTrainer", "_maybe_symbolic_build", _of_first_replica),
     (_KERAS_3, "TensorFlowTrainer", "_make_function", _of_all_replicas),
     ("keras.src.trainers.compile_utils", "CompileLoss", "call", _of_outputs),
+    ("keras.src.layers.normalization.batch_normalization", "BatchNormalization", "_moments", _of_some_rows),
     *(
         (module, owner, f"{use}_on_batch", _on_one_batch)
         for module, owner in ((_KERAS_3, "TensorFlowTrainer"), ("tf_keras.src.engine.training", "Model"))

@@ -15,7 +15,7 @@ from khorovod_ipu.tensorflow.replicas import own_context
 from khorovod_ipu.tensorflow.settings import check_accepted
 
 __all__ = [
-    "OptimizerFunctionOutput", "PipelineSchedule", "RecomputationMode", "compiled", "ipu_scope", "pipeline", "repeat",
+    "OptimizerFunctionOutput", "PipelineSchedule", "RecomputationMode", "compiled", "pipeline", "repeat",
 ]  # fmt: skip
 
 v1 = tf.compat.v1
@@ -36,15 +36,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "accumulate_outfeed": (None, False), "accumulate_outfeed_dtype": (None,), "batch_serialization_iterations": (1,),
     "continuous_weight_updates": (None, False), "outfeed_mask": (None,), "reduction_method": (None, "sum", "SUM"),
 }  # fmt: skip
-
-
-def ipu_scope(device: str = DEVICE) -> Any:
-    """Place operations on a device.
-
-    Args:
-        device: such as ``/device:IPU:0``.
-    """
-    return tf.device(device)
 
 
 @contextlib.contextmanager

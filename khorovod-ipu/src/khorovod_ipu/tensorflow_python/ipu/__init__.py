@@ -47,7 +47,7 @@ _MODULES: dict[str, dict[str, str]] = {
     "ops": {},
     "ops.pipelining_ops": _PIPELINES,
     "pipelining_ops": _PIPELINES,
-    "scopes": {f"{_HERE}.programs": "ipu_scope", f"{_HERE}.settings": "ipu_shard outside_compilation_scope"},
+    "scopes": {"tensorflow": "ipu_scope=device", f"{_HERE}.settings": "ipu_shard outside_compilation_scope"},
     "utils": {f"{_HERE}.settings": " ".join((*settings.UTILITIES, *settings.SETTERS))},
 }
 
