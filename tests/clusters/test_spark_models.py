@@ -38,6 +38,34 @@ def test_a_resumed_run_of_keras_draws_other_masks(df: Any, tmp_path: Path) -> No
     assert first != second
 
 
+def test_callbacks_of_keras_that_write_files_run_on_one_rank(df: Any, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    from horovod.spark.keras import KerasEstimator
+
+    def note(name: str) -> None:
+        import horovod.keras as hvd
+
+        (tmp_path / f"{name}.{hvd.rank()}").touch()
+
+    class Noted(keras.callbacks.CSVLogger):  # type: ignore[misc, name-defined]
+        def on_train_end(self, logs: Any = None) -> None:
+            super().on_train_end(logs)
+            note("writer")
+
+    def estimator(*callbacks: Any) -> Any:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        return KerasEstimator(
+            store=Store.create(str(tmp_path / "store")), model=model, optimizer=keras.optimizers.SGD(0.1), loss="mse",
+            feature_cols=["extra"], label_cols=["label"], backend=Processes(), verbose=0, callbacks=list(callbacks),
+        )  # fmt: skip
+
+    everywhere = keras.callbacks.LambdaCallback(on_train_end=lambda logs: note("own"))
+    estimator(Noted(str(tmp_path / "log")), everywhere).fit(df)
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["own.0", "own.1", "writer.0"]
+    with pytest.raises(RequestError, match="must not have BackupAndRestore"):
+        estimator(keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))).fit(df)
+
+
 def test_a_keras_model_may_be_a_subclass_and_a_loss_gets_labels_of_the_outputs_shape() -> None:
     keras = pytest.importorskip("keras")
     from horovod.spark.keras import KerasModel

@@ -55,6 +55,8 @@ class KerasEstimator(_Packed, HorovodEstimator):
             )
         if value("optimizer") is None or value("loss") is None:
             raise RequestError("KerasEstimator needs optimizer and loss")
+        if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in value("callbacks") or ()):
+            raise RequestError("callbacks must not have BackupAndRestore: give a run_id, with which fit() goes on")
         outputs, labels = getattr(model, "outputs", None), value("label_cols")
         if outputs and len(outputs) != len(labels):
             raise RequestError(f"the model has {len(outputs)} outputs for {len(labels)} label columns")

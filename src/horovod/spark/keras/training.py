@@ -20,6 +20,9 @@ from horovod.spark.common.training import Trained, Training, TrainingJob
 
 __all__ = ["arrays_of", "shaped", "train", "weights_from"]
 
+#: Callbacks that write files, of the same name on all ranks.
+_WRITERS = keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard
+
 
 def shaped(value: np.ndarray[Any, Any], tensors: Sequence[Any] | None, index: int) -> np.ndarray[Any, Any]:
     """Return a column with Keras' dtype, reshaped to the model's input or output if its size matches.
@@ -172,7 +175,7 @@ def train(job: TrainingJob) -> Trained | None:
     checks = training.val and _Data(training, model, training.val, training.val_steps, goes_on=False)
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
-        *(params.callbacks or []),
+        *(each for each in params.callbacks or [] if hvd.rank() == 0 or not isinstance(each, _WRITERS)),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         best = Path(folder, "best.weights.h5")
