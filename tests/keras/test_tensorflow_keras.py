@@ -81,6 +81,23 @@ def test_several_passes_of_tf_keras_are_refused_in_elastic_jobs() -> None:
 
 
 @pytest.mark.slow
+@on_ranks(1, framework="tf_keras")
+def test_velocities_of_all_optimizers_of_tf_keras_are_scaled_with_the_learning_rate() -> None:
+    keras = tf.keras
+    x = np.ones((8, 1), np.float32)
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        steps = [0.0]
+        model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(hvd.DistributedOptimizer(make(1.0, momentum=0.9)), lambda _, y: tf.reduce_mean(y))
+        schedule = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: 0.1**epoch)
+        see = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, model=model, steps=steps: steps.append(model.get_weights()[0].item())
+        )
+        model.fit(x, x, batch_size=4, epochs=2, verbose=0, callbacks=[schedule, see])
+        np.testing.assert_allclose(np.diff(steps), [-1.0, -1.9, -0.271, -0.3439], rtol=1e-5, err_msg=str(make))
+
+
+@pytest.mark.slow
 @on_ranks(2, returns=[[0.4, False, True, 8, [-0.5], 1.0]] * 2, framework="tf_keras")
 def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> list[Any]:
     keras = tf.keras

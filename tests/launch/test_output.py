@@ -284,6 +284,16 @@ def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
     assert tracebacks.summary(ranks.get) == ["rank 4 and a new process ended with the same traceback as a new process"]
 
 
+def test_tracebacks_that_differ_by_the_own_rank_are_equal() -> None:
+    sink = MemorySink()
+    tracebacks, streams = _streams(sink, 3)
+    for rank, named in enumerate((0, 1, 1)):
+        streams[rank].feed(TRACEBACK.replace(b"bad", b"bad (rank %d, at s.py:1)" % named))
+        streams[rank].finish()
+    assert tracebacks.summary() == ["rank 1 ended with the same traceback as rank 0"]
+    assert sink.data.count(b"bad") == 2
+
+
 def test_tracebacks_of_muted_ranks_are_not_counted() -> None:
     sink = MemorySink()
     tracebacks, streams = _streams(sink, 2)

@@ -36,11 +36,11 @@ def test_nothing_to_say_when_all_went_well() -> None:
 
 def test_first_failure_first_then_one_line_for_each_other_rank() -> None:
     exits = [Exit(1, 101, 3), Exit(2, 102, -TERM, TERM), Exit(0, 100, 0)]
-    assert report(PLAN, Outcome(exits, tails={1: ["a", "b"], 2: ["c"]})) == [
+    assert report(PLAN, Outcome(exits, tails={1: ["a" * 2001, "b" * 2000], 2: ["c"]})) == [
         "rank 1 on box (pid 101) failed with exit code 3",
         "the last lines of rank 1's stderr:",
-        "    a",
-        "    b",
+        f"    {'a' * 2000} [...]",
+        f"    {'b' * 2000}",
         "rank 0 (pid 100): ended well",
         "rank 2 (pid 102): ended by horovodrun with SIGTERM",
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod import context
-from horovod._keras.unsafe import accumulated_gradients
+from horovod._keras.unsafe import accumulated_gradients, velocities
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object
 from horovod.errors import MismatchError
@@ -311,9 +311,8 @@ class LearningRateScheduleCallback:
             return
         # A velocity is a sum of gradients times learning rates. Scaling it once equals a changed momentum in this
         # step, but also works if the momentum is a constant of the compiled step.
-        for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ():
-            if velocity is not None:
-                velocity.assign(velocity * (rate / before))
+        for velocity in velocities(optimizer):
+            velocity.assign(velocity * (rate / before))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-__all__ = ["accumulated_gradients", "end_epoch_of_data"]
+__all__ = ["accumulated_gradients", "end_epoch_of_data", "velocities"]
 
 
 def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
@@ -32,3 +32,11 @@ def end_epoch_of_data() -> None:
             adapter.on_epoch_end()
             return
         frame = frame.f_back
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """Return the variables in which an optimizer with momentum adds up its updates; none before its first step."""
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
+    if not found:  # tf_keras' legacy optimizers
+        found = [slots.get("momentum") for slots in getattr(optimizer, "_slots", {}).values()]
+    return [velocity for velocity in found if velocity is not None]

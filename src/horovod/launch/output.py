@@ -320,11 +320,11 @@ class Tracebacks:
 
     def is_repeat(self, rank: int, text: bytes) -> bool:
         """Record the end of a rank's stream, a traceback, and return whether another stream has ended with the same
-        text.
+        text, in which an error of ours may name the rank that raises it.
         """
         if len(text) > _MOST_HELD:
             return False
-        first = self._first.setdefault(text, rank)
+        first = self._first.setdefault(text.replace(b"(rank %d, at " % rank, b"(at "), rank)
         if first != rank:
             self._same.setdefault(first, []).append(rank)
         return first != rank

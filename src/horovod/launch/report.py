@@ -13,7 +13,7 @@ from horovod.rendezvous.endings import signal_name
 
 __all__ = ["Exit", "Outcome", "alone_text", "exit_code", "report", "trains_together"]
 
-_LONGEST_LINE = 500
+_LONGEST_LINE = 2000
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     if tail:
         what = "output" if first.rank in plan.display.hidden else "stderr"
         lines.append(f"the last lines of {noun} {first.rank}'s {what}:")
-        lines += [f"    {line[:_LONGEST_LINE]}" for line in tail]
+        lines += [f"    {line[:_LONGEST_LINE]}{' [...]' * (len(line) > _LONGEST_LINE)}" for line in tail]
     for rank in range(plan.size):
         other = by_rank.get(rank)
         if rank != first.rank:
