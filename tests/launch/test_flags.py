@@ -91,6 +91,7 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("-np", "2", "-H", "", "x"), r"-H or -hostfile is empty; leave it out"),
         (("--fusion-treshold-mb=3", "x"), r"did you mean --fusion-threshold-mb\?"),
         (("-n", "2", "x"), r"unknown flag -n; did you mean -np\?"),
+        (("-x", "FOO=1", "x"), r"unknown flag -x; leave it out: every rank gets the whole environment"),
         (("--mpi=pmix", "x"), r"--mpi takes no value; received --mpi=pmix"),
         (("--min-np", "3", "-np", "2", "x"), r"--min-np 3 is more than -np 2"),
         (("--max-np", "3", "-np", "4", "x"), r"-np 4 is more than --max-np 3"),

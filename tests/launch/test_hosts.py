@@ -63,6 +63,8 @@ def test_wrong_hosts_are_errors(text: str) -> None:
 
 
 def test_an_error_quotes_the_entry_as_it_was_typed() -> None:
+    with pytest.raises(ValueError, match=r"^-H localhost,2: 2 is no host; give .* after a colon: host:2$"):
+        parse_hosts("localhost,2")
     with pytest.raises(ValueError, match=r"received 'a:x'$"):
         parse_hosts("a:x")
 

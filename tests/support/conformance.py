@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 from graph_modes import InGraphs
 from jax_modes import with_64_bits
 from overlapping import overlapping
-from pair_sums import sums_of_a_pair
 
 #: Whose tensors can be the target of an operation.
 _WRITABLE = ("torch", "numpy", "paper")
@@ -236,28 +234,6 @@ def collectives(library: str, dtype: str) -> None:
         scaled(library, dtype)
 
 
-def pretend(hosts: tuple[tuple[int, ...], ...], init: Callable[[], None]) -> None:
-    """Call ``init`` as a rank of a job that has these hosts; as it is, if none are named."""
-    from horovod.links.shm import link
-    from horovod.transports.topology import Topology
-
-    usual = link.topology_of
-    try:
-        if hosts:
-            link.topology_of = lambda world: Topology(world.rank, hosts)
-        init()
-    finally:
-        link.topology_of = usual
-
-
-def _init(hosts: tuple[tuple[int, ...], ...], name: str) -> None:
-    from horovod import context
-    from horovod.bindings import process_sets
-
-    pretend(hosts, process_sets.init)
-    assert context.engine().transport.name == name
-
-
 def everything(thorough: bool, library: str = "torch") -> None:
     """All that the tests above do one by one, in one job."""
     for dtype, op in ((dtype, op) for dtype in DTYPES for op in _ops(dtype)):
@@ -347,48 +323,3 @@ def _joined() -> None:
         found = hvd.allreduce(torch.ones(50_000), op=hvd.Sum, name=f"step{step}")
         assert (found == size - step).all()
     assert hvd.join() == size - 1
-
-
-def between(hosts: tuple[tuple[int, ...], ...], name: str, thorough: bool) -> None:
-    _init(hosts, name)
-    sums_of_a_pair()
-    everything(thorough)
-
-
-def on_a_paper_device(thorough: bool) -> None:
-    from paper_device import on_paper
-
-    from horovod.bindings import process_sets
-
-    on_paper(process_sets.init)
-    everything(thorough, "paper")
-
-
-def on_cuda(hosts: tuple[tuple[int, ...], ...], thorough: bool) -> None:
-    """All of it with tensors of a GPU."""
-    import torch
-
-    from horovod.bindings import process_sets
-
-    # NCCL refuses two ranks of a host on one GPU, and believes what this says; then they talk over sockets.
-    os.environ["NCCL_HOSTID"], os.environ["NCCL_SOCKET_IFNAME"] = f"rank-{os.environ['HOROVOD_RANK']}", "lo"
-    torch.set_default_device("cuda")
-    try:
-        pretend(hosts, process_sets.init)
-        everything(thorough)
-    finally:
-        torch.set_default_device("cpu")
-
-
-def on_mpi() -> None:
-    from horovod.bindings import process_sets
-
-    os.environ["HOROVOD_CPU_OPERATIONS"] = "MPI"
-    _init((), "mpi")
-    allreduce("torch", "float32", "Average", SHAPES)
-    moves("torch", "bfloat16")
-    process_sets.shutdown()
-    del os.environ["HOROVOD_CPU_OPERATIONS"]
-    between(HOSTS["2+2"], "shm and mpi", False)
-    process_sets.shutdown()
-    print("all of it is right", flush=True)

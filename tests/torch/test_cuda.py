@@ -8,7 +8,8 @@ import signal
 
 import pytest
 import torch
-from conformance import HOSTS, on_cuda
+from conformance import HOSTS
+from conformance_jobs import on_cuda
 from harness import Ranks, on_ranks, run_ranks
 
 import horovod.torch as hvd

@@ -21,7 +21,7 @@ WAYS = pytest.mark.parametrize("env", [{}, {"HOROVOD_GPU_OPERATIONS": "NCCL"}], 
 
 
 def as_on_several_hosts() -> None:
-    """See ``on_cuda`` in ``conformance``."""
+    """See ``on_cuda`` in ``conformance_jobs``."""
     os.environ["NCCL_HOSTID"], os.environ["NCCL_SOCKET_IFNAME"] = f"rank-{os.environ['HOROVOD_RANK']}", "lo"
     hvd.init()
 

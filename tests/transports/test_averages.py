@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import pretend
+from conformance_jobs import pretend
 from harness import on_ranks, run_ranks
 from later import later
 

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 import torch
-from conformance import HOSTS, pretend
+from conformance import HOSTS
+from conformance_jobs import pretend
 from harness import Ranks, on_ranks
 from later import later
 

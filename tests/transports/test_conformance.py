@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from commands import run
-from conformance import DTYPES, HOSTS, LARGE, allreduce, between, collectives, everything, in_64_bits, on_a_paper_device
+from conformance import DTYPES, HOSTS, LARGE, allreduce, collectives, everything, in_64_bits
+from conformance_jobs import between, on_a_paper_device
 from harness import run_ranks
 from overlapping import overlapping
 
@@ -91,7 +92,7 @@ def test_ranks_alone_on_their_hosts(size: int) -> None:
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.mpi(k)) for k in ("openmpi", "mpich")])
 def test_flat_and_hosts_over_mpi(kind: str, mpirun: list[str]) -> None:
     folder = Path(mpirun[0]).parent.parent / "lib"
-    script = f"import sys; sys.path[:0] = {sys.path!r}; import conformance; conformance.on_mpi()"
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import conformance_jobs; conformance_jobs.on_mpi()"
     code, output = run(
         [*mpirun, "-np", "4", sys.executable, "-c", script],
         cwd=Path(__file__).parent,

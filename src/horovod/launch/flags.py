@@ -307,6 +307,8 @@ def _split(argv: Sequence[str], takes_value: Mapping[str, int]) -> tuple[list[st
 
 def _unknown(name: str, known: Sequence[str]) -> str:
     """Return the error for a flag that is not in ``known``."""
+    if name == "-x":
+        return "unknown flag -x; leave it out: every rank gets the whole environment"
     meant = _SAME.get(name.replace("_", "-")) or nearest(name, known)
     return f"unknown flag {name}" + (f"; did you mean {meant}?" if meant else "; see horovodrun --help")
 

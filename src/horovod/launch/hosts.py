@@ -41,6 +41,8 @@ def parse_hosts(text: str) -> list[HostSlots]:
     """
     entries = text.split(",") if isinstance(text, str) else []
     hosts = [_host(entry.strip(), "", f"-H {text}") for entry in entries if entry.strip()]
+    if slip := [host.name for host in hosts[1:] if host.name.isdecimal()]:
+        raise ValueError(f"-H {text}: {slip[0]} is no host; give the number of slots after a colon: host:{slip[0]}")
     if not hosts:
         raise ValueError(f"-H {text!r} names no host; give one text with host:slots, such as localhost:2,other:4")
     return hosts

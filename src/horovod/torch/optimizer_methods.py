@@ -231,7 +231,8 @@ class OptimizerMethods:
                 "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), while other "
                 "ranks count on these gradients",
                 "Call it before loss.backward() or after optimizer.step(); to drop gradients, as in a step that is "
-                "skipped, call optimizer.synchronize() first, on all ranks.",
+                "skipped, call optimizer.synchronize() first, on all ranks. If they come from another model's loss, as "
+                "in a GAN, set requires_grad_(False) on this model meanwhile.",
             )
         # The synchronized gradients are reset.
         self._synchronized = False
