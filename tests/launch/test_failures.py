@@ -357,3 +357,4 @@ def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     assert ended.err.count("<stderr>:Traceback") == ended.err.count("<stderr>:NameError") == 1
     [line] = [line for line in ended.err.splitlines() if "the same traceback as rank" in line]
     assert line.startswith("horovodrun: ranks ")
+    assert "the last lines of" not in ended.err

@@ -291,6 +291,7 @@ def test_tracebacks_that_differ_by_the_own_rank_are_equal() -> None:
         streams[rank].feed(TRACEBACK.replace(b"bad", b"bad (rank %d, at s.py:1)" % named))
         streams[rank].finish()
     assert tracebacks.summary() == ["rank 1 ended with the same traceback as rank 0"]
+    assert tracebacks.only() == set()
     assert sink.data.count(b"bad") == 2
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import itertools
 import os
 import re
 import select
@@ -328,6 +329,10 @@ class Tracebacks:
         if first != rank:
             self._same.setdefault(first, []).append(rank)
         return first != rank
+
+    def only(self) -> set[int]:
+        """Return the ranks of the only traceback of the job; none if it had several."""
+        return {*self._first.values(), *itertools.chain(*self._same.values())} if len(self._first) == 1 else set()
 
     def summary(self, rank_of: Callable[[int], int | None] = int) -> list[str]:
         """Return a line for each traceback that was shown once instead of several times; ranks as users know them, and

@@ -53,7 +53,8 @@ class FixedJob(Supervision):
 
     def run(self) -> None:
         super().run()
-        self.outcome.tails = {rank: self.streams.tail(rank) for rank in self.places}
+        seen = self.streams.tracebacks.only()  # right above the report
+        self.outcome.tails = {rank: self.streams.tail(rank) for rank in self.places if rank not in seen}
 
     def on_exit(self, ended: Exit) -> None:
         who = f"rank {ended.rank} (pid {ended.pid}) on host {self.places[ended.rank].job.host}"
