@@ -42,6 +42,10 @@ def test_a_mismatch_names_every_ranks_value_and_line(mode: str) -> None:
     assert "Mismatched ALLREDUCE tensor shapes" in text
     assert f"rank 0: [2]  allreduce at {__file__}:{line}" in text
     assert f"rank 1: [3]  allreduce at {__file__}:{line}" in text
+    if mode != "eager":
+        # The lines that made the node, but not ours.
+        assert f'File "{__file__}", line {line}, in reduce' in text
+        assert str(Path(hvd.__file__).parents[1]) not in text
 
 
 @on_ranks(1, framework="tensorflow")

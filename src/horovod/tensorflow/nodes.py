@@ -124,10 +124,11 @@ def node(
             eager.executor.wait()
     else:
         token = order.token("" if _keep_threads() else request.name) if inputs else None
-        made = op_def_library.apply_op(
-            op_type, tensors=inputs, order=[] if token is None else [token], U=list(outputs), request=request.encode(),
-            name=name,
-        )  # fmt: skip
+        with unsafe.without_own_frames():
+            made = op_def_library.apply_op(
+                op_type, tensors=inputs, order=[] if token is None else [token], U=list(outputs),
+                request=request.encode(), name=name,
+            )  # fmt: skip
     if not isinstance(made, list):
         return [made]  # an operation without results
     if execute.must_record_gradient():

@@ -5,13 +5,17 @@ let_idle_threads_sleep  sets a private field of the context; else idle threads s
 remember_thread         keeps a Python thread state; else Python makes one for each call
 skip_autograph          extends a private list of rules; else AutoGraph converts our functions, too
 is_steady               reads how a dataset was made; else any dataset counts as steady
+without_own_frames      filters the stack that a node notes; else errors of graphs show our frames, too
 add_custom_call         calls XLA functions by mangled names; else jit_compile=True allows no collectives
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
+import functools
+import logging
 import os
 import re
 import threading
@@ -40,6 +44,7 @@ __all__ = [
     "let_idle_threads_sleep",
     "remember_thread",
     "skip_autograph",
+    "without_own_frames",
 ]
 
 _P = ctypes.c_void_p
@@ -258,3 +263,26 @@ def _is_steady_graph(graph: Any) -> bool:
 
 def _is_zero(node: Any) -> bool:
     return node is not None and node.op == "Const" and not tf.make_ndarray(node.attr["value"].tensor)
+
+
+def without_own_frames() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which new nodes do not note our frames, so that an error of a graph shows the user's lines;
+    with HOROVOD_LOG_LEVEL=debug they do.
+    """
+    return contextlib.nullcontext() if _Frames is None or logger.isEnabledFor(logging.DEBUG) else _Frames()
+
+
+@functools.cache
+def _own_files() -> frozenset[str]:
+    return frozenset(map(str, Path(__file__).parents[1].rglob("*.py")))
+
+
+try:
+    from tensorflow.python.util.tf_stack import StackTraceFilter
+except ImportError:
+    _Frames: Any = None
+else:
+
+    class _Frames(StackTraceFilter):  # type: ignore[no-redef]
+        def get_filtered_filenames(self) -> frozenset[str]:
+            return _own_files().union(self.parent.get_filtered_filenames())
