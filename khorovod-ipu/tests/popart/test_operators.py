@@ -230,6 +230,8 @@ def test_statistics_that_are_no_weights_are_not_kept() -> None:
         (lambda b, i: b.aiOnnx.convtranspose(i, output_shape=[8, 8], strides=[2, 2]), [(1, 2, 4, 4), (2, 3, 3, 3)],
          r"output_shape=\[8, 8\]"),
         (lambda b, i: b.aiOnnx.convtranspose(i, auto_pad="SAME_UPPER"), [(1, 2, 4, 4), (2, 3, 3, 3)], "'SAME_UPPER'"),
+        (lambda b, i: b.aiOnnx.randomnormallike(i, seed=3.0), [(2,)], "RandomNormalLike .* imitate seed=3.0"),
+        (lambda b, i: b.aiOnnx.randomuniform([2], seed=3.0), [], "RandomUniform .* imitate seed=3.0"),
     ],
 )  # fmt: skip
 def test_attributes_that_would_change_the_result_are_refused(build: Any, shapes: Any, named: str) -> None:
@@ -237,6 +239,19 @@ def test_attributes_that_would_change_the_result_are_refused(build: Any, shapes:
     names = [builder.addInputTensor("FLOAT", list(shape)) for shape in shapes]
     with pytest.raises(popart.popart_exception, match=named):
         build(builder, names)
+
+
+def test_operators_of_version_6_behave_in_training_as_in_a_test_where_they_say_so() -> None:
+    start = floats(4, 3)
+
+    def build(builder: Any, weight: str) -> str:
+        rest = [builder.aiOnnxOpset6.constant(np.full(3, value, np.float32)) for value in (2, 0, 0, 1)]
+        kept = builder.aiOnnxOpset6.dropout([weight], 1, is_test=1, ratio=0.9)
+        normal, *_ = builder.aiOnnxOpset6.batchnormalization([*kept, *rest], 5, is_test=1)
+        return str(builder.aiGraphcore.identityloss([normal], popart.ReductionType.Sum))
+
+    loss, _ = gradient_of(build, start)
+    assert loss == pytest.approx(2 * start.sum(), rel=1e-4)
 
 
 def test_logarithms_of_probabilities_ignored_labels_and_the_mean() -> None:

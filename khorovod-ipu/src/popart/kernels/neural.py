@@ -100,7 +100,7 @@ def _average_pool(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
 def _dropout(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x = inputs[0]
     ratio = node.attributes.get("ratio", 0.5) if len(inputs) < 2 or inputs[1] is None else inputs[1]
-    if not run.training or x.is_meta:
+    if not run.training or x.is_meta or node.attributes.get("is_test"):
         mask = torch.ones_like(x, dtype=torch.bool)
         return (x.view_as(x), mask)[: len(node.outputs)]
     mask = torch.rand(x.shape, generator=run.generator) >= ratio

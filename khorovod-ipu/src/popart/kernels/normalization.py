@@ -22,7 +22,7 @@ def _batch_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, scale, shift, mean, variance = inputs
     epsilon, momentum = node.attributes.get("epsilon", 1e-5), node.attributes.get("momentum", 0.9)
     outputs: tuple[Any, ...] = (mean, variance, mean, variance)
-    if run.training and len(node.outputs) > 1:
+    if run.training and len(node.outputs) > 1 and not node.attributes.get("is_test"):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         found_mean, found_variance = x.mean(axes), x.var(axes, unbiased=False)
         outputs = (

@@ -91,6 +91,7 @@ _OPERATORS: dict[tuple[str, str], Operator] = {}
 #: Attributes that change a result, with the values that the kernels imitate, by operator and name.
 FIXED: dict[str, tuple[Any, ...]] = {
     **{f"{op}.axis": () for op in ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")},
+    **{f"Random{kind}.seed": () for kind in ("Normal", "NormalLike", "Uniform", "UniformLike")},
     "BatchNormalization.spatial": (1,), "ConvTranspose.auto_pad": ("NOTSET", "VALID"), "ConvTranspose.output_shape": (),
 }  # fmt: skip
 
