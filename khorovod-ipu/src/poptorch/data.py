@@ -76,7 +76,7 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
         drop_last: whether to drop samples that do not fill a batch.
         persistent_workers: whether these processes stay alive between epochs; by default yes if there are any.
         auto_distributed_partitioning: whether each process gets its own part of the data.
-        mode: accepted: batches are always loaded by ``num_workers`` processes, or the caller.
+        mode: without effect on batches, which ``num_workers`` processes or the caller load.
         async_options: accepted, without effect.
         rebatched_worker_size: accepted, without effect.
         **kwargs: more arguments of torch's data loader.
@@ -84,6 +84,7 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
     Raises:
         ValueError: the data set has less than one batch for each process; or it has no length, or a sampler other than
             DistributedSampler, but several processes must divide it; or they shuffle without a common seed.
+        NotImplementedError: ``AsyncRebatched`` for samples of several workers that have no common order.
     """
 
     def __init__(
@@ -106,6 +107,11 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
         options._freeze()
         self._options = options
         self._mode = DataLoaderMode(mode)
+        if self._mode == DataLoaderMode.AsyncRebatched and isinstance(dataset, IterableDataset) and num_workers > 1:
+            raise NotImplementedError(
+                f"mode=AsyncRebatched, an IterableDataset and num_workers={num_workers} are not imitated together: a "
+                f"batch has samples of one worker, not of all of them. Take mode=Async, or num_workers=1"
+            )
         factor = options.device_iterations * options.replication_factor * options.Training.gradient_accumulation
         self._combined = None if batch_size is None else batch_size * factor
         if batch_size is None and factor > 1:
@@ -114,7 +120,7 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
         sampler = kwargs.pop("sampler", None)
         has_batch_sampler = kwargs.get("batch_sampler") is not None
         is_whole = has_batch_sampler or sampler is not None or isinstance(dataset, IterableDataset)
-        if auto_distributed_partitioning and batch_size is not None:
+        if auto_distributed_partitioning:
             if is_whole and processes > 1 and not isinstance(sampler, DistributedSampler):
                 raise ValueError(
                     f"{processes} processes cannot divide an IterableDataset, which has no length, or the samples of a "
@@ -123,11 +129,9 @@ class DataLoader(_Terminated, torch.utils.data.DataLoader[Any]):
             if not is_whole and (processes > 1 or (shuffle and options.random_seed is not None)):
                 sampler = self._part(cast(Any, dataset), bool(shuffle), drop_last)
                 shuffle = None
-        if isinstance(dataset, IterableDataset):
-            shuffle = None
         super().__init__(
             dataset,
-            batch_size=1 if has_batch_sampler else self._combined,
+            batch_size=(batch_size or 1) if has_batch_sampler else self._combined,
             shuffle=shuffle,
             sampler=sampler,
             num_workers=num_workers,
@@ -176,10 +180,13 @@ class AsynchronousDataAccessor(_Terminated):
 
     Args:
         dataset: a data loader.
+        rebatched_size: must be None: batches are those of the data loader.
         **options: accepted, without effect.
     """
 
-    def __init__(self, dataset: Any, **options: Any) -> None:
+    def __init__(self, dataset: Any, *, rebatched_size: int | None = None, **options: Any) -> None:
+        if rebatched_size is not None:
+            raise NotImplementedError(f"rebatched_size={rebatched_size} is not imitated: batch in poptorch.DataLoader")
         self._dataset = dataset
 
     def __len__(self) -> int:

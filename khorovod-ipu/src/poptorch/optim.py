@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from poptorch.hints import Hint
+
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop", "VariableAttributes", "in_float32"]
 
 
@@ -30,21 +32,10 @@ def in_float32(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tens
             p.data, p.grad = data, gradient
 
 
-class VariableAttributes:
-    """The attributes that may change after compiling: here ``setOptimizer`` may change all.
+class VariableAttributes(Hint):
+    """The attributes that may change after compiling: here ``setOptimizer`` may change all."""
 
-    Args:
-        variable_attributes: variable attributes of the optimizer.
-        allowed_attributes: all existing attributes.
-    """
-
-    def __init__(self, variable_attributes: Any = None, allowed_attributes: Any = None) -> None:
-        pass
-
-    def markAsConstant(self, attr: str) -> None:
-        """Do nothing; accepted for compatibility."""
-
-    markAsVariable = markAsConstant
+    markAsConstant = markAsVariable = Hint.accept
 
 
 _HARDWARE = (
@@ -168,6 +159,7 @@ class RMSprop(_WithLossScaling, _Formula, torch.optim.RMSprop):
         if not state:
             state.update(square_avg=torch.ones_like(w), grad_avg=torch.zeros_like(w), buffer=torch.zeros_like(w))
             state["step"] = torch.ones(())  # torch expects one in a state that it loads
+        gradient = -gradient if group["maximize"] else gradient
         gradient = gradient.add(w, alpha=group["weight_decay"])
         spread = state["square_avg"].mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
         if group["centered"]:

@@ -37,6 +37,13 @@ _LOCATIONS = (
     "numIOTiles", "setAccumulatorLocation", "setActivationLocation", "setOptimizerLocation", "setWeightLocation",
 )  # fmt: skip
 
+#: Options that change results, with the only value that is imitated, and the reason.
+_IMITATED = {
+    "broadcastBuffers": (True, "all replicas begin with the buffers of the model"),
+    "enableSyntheticData": (False, "a model gets the data that it is called with"),
+    "groupNormStridedChannelGrouping": (False, "a group has channels side by side"),
+}
+
 
 class _Group:
     """Values that methods set until they are frozen.
@@ -57,6 +64,8 @@ class _Group:
                 f"{type(self).__name__}: {name} cannot be changed any more: a model or a data loader was made with "
                 f"these options; make others for another one"
             )
+        if name in _IMITATED and value != _IMITATED[name][0]:
+            raise NotImplementedError(f"{name}={value!r} is not imitated: {_IMITATED[name][1]}. Leave it out")
         self._values[name] = value
         return self
 
@@ -68,8 +77,8 @@ class _Group:
             raise AttributeError(f"{type(self).__name__!r} has no option {name!r}{nearest(name, known)}")
 
         def keep(*args: Any, **kwargs: Any) -> _Group:
-            value = (args[0] if len(args) == 1 else args or True) if not kwargs else {"args": args, **kwargs}
-            return self._set(name, value)
+            given = (*args, *kwargs.values())
+            return self._set(name, given[0] if len(given) == 1 else given or True)
 
         return keep
 
@@ -93,7 +102,7 @@ def _kept(name: str, meaning: str) -> Any:
     return property(lambda self: self._values.get(name), doc=meaning)
 
 
-def _count(name: str, value: int) -> int:
+def _count(name: str, value: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1; received {value!r}")
     return value
@@ -198,11 +207,7 @@ class TensorLocationOptions(_Group):
 
 class _PopartOptions(_Group):
     without_effect = ("setPatterns",)
-
-    def set(self, name: str, value: Any) -> _PopartOptions:
-        if name == "groupNormStridedChannelGrouping" and value:
-            raise NotImplementedError(f"{name}=True is not imitated: a group has channels side by side. Leave it out")
-        return self._set(name, value)
+    set = _Group._set
 
 
 class Options(_Group):
@@ -261,8 +266,9 @@ class Options(_Group):
             output_return_period: n of ``EveryN``, which returns all micro-batches of every n-th device iteration; must
                 divide the number of device iterations.
         """
-        self._set("output_mode", OutputMode(output_mode))
-        return self._set("output_return_period", _count("output_return_period", output_return_period or 1))
+        period = output_return_period if output_mode == OutputMode.EveryN else 1
+        self._set("output_return_period", _count("output_return_period", period))
+        return self._set("output_mode", OutputMode(output_mode))
 
     anchorMode = outputMode
 

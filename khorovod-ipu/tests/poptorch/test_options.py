@@ -190,6 +190,57 @@ def test_workers_load_and_can_be_ended() -> None:
     loader.terminate()
 
 
+@pytest.mark.parametrize(("name", "kept"), [("broadcastBuffers", True), ("enableSyntheticData", False)])
+def test_options_are_refused_where_their_value_would_change_results(name: str, kept: bool) -> None:
+    options = poptorch.Options()
+    assert getattr(options, name)(kept).toDict()[name] is kept
+    with pytest.raises(NotImplementedError, match=f"{name}={not kept} is not imitated"):
+        getattr(options, name)(not kept)
+    with pytest.raises(NotImplementedError, match=f"{name}={not kept} is not imitated"):
+        getattr(options, name)(enabled=not kept)
+
+
+def test_every_nth_result_needs_an_n() -> None:
+    with pytest.raises(ValueError, match="output_return_period must be a whole number of at least 1; received None"):
+        poptorch.Options().outputMode(poptorch.OutputMode.EveryN)
+    options = poptorch.Options().outputMode(poptorch.OutputMode.EveryN, 2)
+    assert options.output_return_period == 2
+    assert options.outputMode(poptorch.OutputMode.All).output_return_period == 1
+
+
+def test_instances_divide_samples_without_batches_as_well() -> None:
+    loaders = []
+    for index in range(2):
+        options = poptorch.Options().randomSeed(5)
+        options.Distributed.configureProcessId(index, 2)
+        loaders += [
+            poptorch.DataLoader(options, Rows(6), batch_size=None, shuffle=shuffle) for shuffle in (False, True)
+        ]
+        with pytest.raises(ValueError, match="auto_distributed_partitioning=False"):
+            poptorch.DataLoader(options, Stream(), batch_size=None)
+    seen = [[int(x) for x in loader] for loader in loaders]
+    assert seen[0] + seen[2] == sorted(seen[1] + seen[3]) == list(range(6))
+
+
+def test_batches_that_an_accessor_would_make_are_refused() -> None:
+    loader = poptorch.DataLoader(poptorch.Options(), Rows(8))
+    with pytest.raises(NotImplementedError, match="rebatched_size=4 is not imitated"):
+        poptorch.AsynchronousDataAccessor(loader, rebatched_size=4)
+    again = poptorch.DataLoaderMode.AsyncRebatched
+    with pytest.raises(NotImplementedError, match="mode=AsyncRebatched, an IterableDataset and num_workers=2"):
+        poptorch.DataLoader(poptorch.Options(), Stream(), batch_size=4, num_workers=2, mode=again)
+    alone = poptorch.DataLoader(poptorch.Options(), Stream(), batch_size=4, mode=again)
+    assert [batch.tolist() for batch in alone] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_what_torchs_loader_refuses_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match="shuffle=True"):
+        poptorch.DataLoader(poptorch.Options(), Stream(), shuffle=True)
+    pairs = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(Rows(8)), 2, True)
+    with pytest.raises(ValueError, match="mutually exclusive with batch_size"):
+        poptorch.DataLoader(poptorch.Options(), Rows(8), batch_size=4, batch_sampler=pairs)
+
+
 @pytest.mark.parametrize("name", ["loadFromFile", "defaultOutputMode"])
 def test_options_that_would_change_others_or_tell_about_them_are_not_only_kept(name: str) -> None:
     with pytest.raises(AttributeError, match=name):

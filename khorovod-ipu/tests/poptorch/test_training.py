@@ -348,15 +348,16 @@ def test_control_and_parts_of_tensors() -> None:
 
 
 @pytest.mark.parametrize("centered", [False, True])
-def test_rmsprop_of_tensorflow_follows_its_formula(centered: bool) -> None:
+@pytest.mark.parametrize("maximize", [False, True])
+def test_rmsprop_of_tensorflow_follows_its_formula(centered: bool, maximize: bool) -> None:
     w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     values = {"alpha": 0.9, "eps": 0.1, "weight_decay": 0.01, "momentum": 0.9, "centered": centered}
-    optimizer = poptorch.optim.RMSprop([w], lr=0.01, use_tf_variant=True, **values)
+    optimizer = poptorch.optim.RMSprop([w], lr=0.01, use_tf_variant=True, maximize=maximize, **values)
     expected, squares, mean, momentum = w.detach().clone(), 1.0, 0.0, 0.0
     for rate in (0.01, 0.1, 0.1):
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        (w**3).sum().backward()
+        (-(w**3) if maximize else w**3).sum().backward()
         optimizer.step()
         g = 3 * expected**2 + 0.01 * expected
         squares, mean = 0.9 * squares + 0.1 * g * g, 0.9 * mean + 0.1 * g
