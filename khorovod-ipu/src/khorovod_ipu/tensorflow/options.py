@@ -49,6 +49,8 @@ class IPUConfig(OptionTree):
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Raise ``NotImplementedError`` if an option would change results; else do nothing."""
-        check = self.norms.experimental.distributed_batch_norm_replica_group_size
-        if check and check != 1:
-            raise NotImplementedError("distributed_batch_norm_replica_group_size: each replica has its own statistics")
+        name = "distributed_batch_norm_replica_group_size"
+        older = getattr(self.compilation_options.norm_options, f"experimental_{name}")
+        for size in (getattr(self.norms.experimental, name), older):
+            if size and size != 1:
+                raise NotImplementedError(f"{name}={size!r}: each replica has its own statistics")

@@ -63,7 +63,8 @@ def configure_ipu_system(config: IPUConfig, device: str = "cpu", **accepted: Any
 
 
 def reset_ipu_seed(seed: int, **accepted: Any) -> None:
-    """Seed the random numbers of TensorFlow."""
+    """Seed the random numbers of TensorFlow, differently in each replica."""
+    check_accepted("reset_ipu_seed()", accepted, "cpu_device device", experimental_identical_replicas=(False,))
     tf.compat.v1.set_random_seed(seed)
 
 

@@ -96,8 +96,13 @@ class HostReducedStrategy(distribute_lib.Strategy):
 
         Args:
             input_fn: called once.
-            replication_mode: accepted; the function is called once per worker.
+            replication_mode: accepted if it is PER_WORKER: the function is called once per worker.
+
+        Raises:
+            ValueError: the mode is another one.
         """
+        if replication_mode not in (None, tf.distribute.InputReplicationMode.PER_WORKER):
+            raise ValueError(f"make_input_fn_iterator: {replication_mode} is not imitated")
         return self.extended._make_input_fn_iterator(input_fn)
 
 
@@ -371,13 +376,10 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker writes checkpoints: only worker 0 does."""
+        """Whether this worker writes checkpoints and summaries: only worker 0 does."""
         return self._collectives.rank == 0
 
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this worker writes summaries: only worker 0 does."""
-        return self._collectives.rank == 0
+    should_save_summary = should_checkpoint
 
 
 def _checked(device: str, replicas: int) -> list[str]:

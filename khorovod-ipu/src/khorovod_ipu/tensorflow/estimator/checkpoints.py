@@ -53,7 +53,8 @@ class TrainingState:
     def __init__(self, strategy: Any, keep_max: int, keep_every_n_hours: float) -> None:
         variables = _whole(v1.global_variables())
         size = strategy.num_replicas_in_sync if strategy is not None else 1
-        combined = [v for v in variables if isinstance(v, values.DistributedVariable) and _is_on_read(v)]
+        shared = [v for v in variables if isinstance(v, values.DistributedVariable)]
+        combined = [v for v in shared if not distribute_utils.is_mirrored(v)]
         with tf.name_scope("checkpoint_reads"):
             #: All workers run these together for each checkpoint.
             self.reads = [strategy.extended.read_var(v) for v in combined]
@@ -90,10 +91,6 @@ def _whole(variables: Sequence[Any]) -> list[Any]:
     """Return the variables without those that are parts of another variable."""
     inside = {id(part) for v in variables if isinstance(v, values.DistributedVariable) for part in parts(v)}
     return [v for v in variables if id(v) not in inside]
-
-
-def _is_on_read(variable: Any) -> bool:
-    return not distribute_utils.is_mirrored(variable)
 
 
 class CheckpointHook(tf.compat.v1.train.SessionRunHook):

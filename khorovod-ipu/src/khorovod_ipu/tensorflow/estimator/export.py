@@ -27,7 +27,7 @@ class ServingInputReceiver(NamedTuple):
     Attributes:
         features: features for the model function.
         receiver_tensors: placeholders to feed; a single one, or several by name.
-        receiver_tensors_alternatives: accepted.
+        receiver_tensors_alternatives: accepted if there are none.
     """
 
     features: Any
@@ -83,6 +83,8 @@ def export_saved_model(
     with new_graph():
         v1.train.create_global_step()
         receiver = receive()
+        if receiver.receiver_tensors_alternatives:
+            raise NotImplementedError("receiver_tensors_alternatives are not imitated: there is one signature")
         params = estimator.params_for(ModeKeys.PREDICT)
         mode = ModeKeys.PREDICT
         spec = call_model(estimator.model_fn, receiver.features, None, mode, params, estimator.config)

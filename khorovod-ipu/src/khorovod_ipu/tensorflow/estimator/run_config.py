@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from khorovod_ipu.tensorflow.options import IPUConfig
+
 __all__ = ["IPURunConfig", "RunConfig"]
+
+_UNLESS_STEPS: Any = object()
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,7 @@ class IPURunConfig:
 
     Attributes:
         iterations_per_loop: number of steps between two calls of hooks.
-        ipu_options: options from ``ipu.utils``, or an ``IPUConfig``; without effect on a software device.
+        ipu_options: options from ``ipu.utils``, or an ``IPUConfig``; refused if they would change results.
         compile_summary: accepted; nothing is compiled.
         num_replicas: accepted if it is 1 or the instance's number of replicas, which PopDistStrategy determines.
         num_shards: number of devices per replica; accepted, because it changes no result.
@@ -35,6 +39,8 @@ class IPURunConfig:
             raise ValueError(f"iterations_per_loop must be a positive number. Received: {self.iterations_per_loop!r}")
         if not isinstance(self.num_shards, int) or self.num_shards < 1:
             raise ValueError(f"num_shards must be a positive number. Received: {self.num_shards!r}")
+        if isinstance(self.ipu_options, IPUConfig):
+            self.ipu_options.configure_ipu_system()
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class RunConfig:
         tf_random_seed: random seed of the graph.
         save_summary_steps: steps between two summaries; None writes none.
         save_checkpoints_steps: steps between two checkpoints.
-        save_checkpoints_secs: seconds between two checkpoints, 600 if neither is given.
+        save_checkpoints_secs: seconds between two checkpoints, 600 if neither is given; None for both writes none.
         session_config: a ``tf.compat.v1.ConfigProto``.
         keep_checkpoint_max: maximum number of checkpoints to keep.
         keep_checkpoint_every_n_hours: one checkpoint per this many hours is kept for ever.
@@ -57,7 +63,7 @@ class RunConfig:
         eval_distribute: accepted if it is None: worker 0 alone evaluates all the data.
         protocol: accepted and ignored: TF_CONFIG defines it.
         device_fn: accepted.
-        experimental_distribute: accepted.
+        experimental_distribute: accepted if it is None: ``train_distribute`` is the strategy.
         experimental_max_worker_delay_secs: accepted.
         session_creation_timeout_secs: accepted.
         checkpoint_save_graph_def: accepted.
@@ -69,7 +75,7 @@ class RunConfig:
     tf_random_seed: int | None = None
     save_summary_steps: int | None = 100
     save_checkpoints_steps: int | None = None
-    save_checkpoints_secs: int | None = None
+    save_checkpoints_secs: int | None = _UNLESS_STEPS
     session_config: Any = None
     keep_checkpoint_max: int = 5
     keep_checkpoint_every_n_hours: float = 10000
@@ -86,12 +92,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.ipu_run_config is None:
             object.__setattr__(self, "ipu_run_config", IPURunConfig())
+        if self.save_checkpoints_secs is _UNLESS_STEPS:
+            object.__setattr__(self, "save_checkpoints_secs", None if self.save_checkpoints_steps else 600)
         if self.save_checkpoints_steps and self.save_checkpoints_secs:
             raise ValueError("give save_checkpoints_steps or save_checkpoints_secs, not both")
         if self.eval_distribute is not None:
             raise NotImplementedError("evaluation is not distributed: every worker that calls evaluate() does it alone")
-        if not self.save_checkpoints_steps and self.save_checkpoints_secs is None:
-            object.__setattr__(self, "save_checkpoints_secs", 600)
+        if self.experimental_distribute is not None:
+            raise NotImplementedError("experimental_distribute is not imitated: give the strategy as train_distribute")
         replicas = 1 if self.train_distribute is None else len(self.train_distribute.extended.worker_devices)
         if self.device.num_replicas not in (1, replicas):
             raise NotImplementedError(

@@ -41,7 +41,8 @@ def _check_call(what: str, call: Any) -> None:
 _Spec = namedtuple(
     "_Spec",
     "mode predictions loss train_op eval_metric_ops eval_metrics host_call training_hooks evaluation_hooks "
-    "prediction_hooks",
+    "prediction_hooks training_chief_hooks scaffold",
+    defaults=((), None),  # set only in an EstimatorSpec
 )
 
 
@@ -61,10 +62,6 @@ class IPUEstimatorSpec(_Spec):
         evaluation_hooks: session hooks for evaluate().
         prediction_hooks: session hooks for predict().
     """
-
-    #: Set only in an EstimatorSpec.
-    training_chief_hooks: Sequence[Any] = ()
-    scaffold: Any = None
 
     def __new__(
         cls,
@@ -155,8 +152,9 @@ class EstimatorSpec(IPUEstimatorSpec):
             cls, mode, predictions, loss, train_op, eval_metric_ops, None, None, training_hooks, evaluation_hooks,
             prediction_hooks,
         )  # fmt: skip
-        made.training_chief_hooks, made.scaffold = tuple(training_chief_hooks or ()), scaffold
-        return made  # type: ignore[no-any-return]
+        return made._replace(  # type: ignore[no-any-return]
+            training_chief_hooks=tuple(training_chief_hooks or ()), scaffold=scaffold
+        )
 
 
 class TrainSpec(NamedTuple):

@@ -207,6 +207,8 @@ def _own_hooks(estimator: Any, state: TrainingState, loss: Any, listeners: Seque
     if config.save_checkpoints_steps or config.save_checkpoints_secs:
         steps, secs = config.save_checkpoints_steps, config.save_checkpoints_secs
         hooks.append(CheckpointHook(state, estimator.model_dir, config.is_chief, steps, secs, listeners, collectives))
+    elif listeners:
+        raise ValueError("saving_listeners need checkpoints: set save_checkpoints_steps or save_checkpoints_secs")
     if not config.is_chief:
         return hooks
     if config.log_step_count_steps:
