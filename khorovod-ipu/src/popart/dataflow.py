@@ -111,23 +111,10 @@ class DataFlow:
         return self._anchors[tensorId]
 
 
-class InputShapeInfo:
-    """Shapes of inputs that are unknown in a model."""
+class InputShapeInfo(dict[str, Any]):
+    """Shapes of inputs that are unknown in a model, by id."""
 
-    def __init__(self) -> None:
-        self._infos: dict[str, Any] = {}
-
-    def add(self, tensorId: str, info: Any) -> None:
-        """Add the shape of an input."""
-        self._infos[tensorId] = info
-
-    def get(self, tensorId: str) -> Any:
-        """Return the shape of an input; None if none was added."""
-        return self._infos.get(tensorId)
-
-    def has(self, tensorId: str) -> bool:
-        """Return whether the shape of an input was added."""
-        return tensorId in self._infos
+    add, has = dict.__setitem__, dict.__contains__
 
 
 class InputSettings:

@@ -40,13 +40,11 @@ class DeviceInfo:
         self.connectionType = DeviceConnectionType.Always
 
     def attach(self) -> bool:
-        """Attach; always succeeds."""
+        """Attach; always succeeds immediately."""
         self.isAttached = True
         return True
 
-    def tryAttachUntilTimeout(self) -> bool:
-        """Attach; always succeeds immediately."""
-        return self.attach()
+    tryAttachUntilTimeout = attach
 
     def detach(self) -> None:
         """Detach; sessions can no longer run on it."""

@@ -36,14 +36,12 @@ class Graph:
         nodes: in the order of the model, which is computable.
         inputs: inputs from the host, by id.
         weights: initial values, by id.
-        outputs: ids of the model's outputs.
         stages: highest pipeline stage and highest IPU number of a node.
     """
 
     nodes: list[GraphNode]
     inputs: dict[str, TensorInfo]
     weights: dict[str, Array]
-    outputs: list[str]
     stages: tuple[int, int]
 
     def tensors(self) -> set[str]:
@@ -139,7 +137,7 @@ def read_graph(model: Any) -> Graph:
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     nodes, stages = _nodes(graph)
     inputs = {value.name: _info(value) for value in graph.input if value.name not in weights}
-    return Graph(_fuse(nodes), inputs, weights, [value.name for value in graph.output], stages)
+    return Graph(_fuse(nodes), inputs, weights, stages)
 
 
 def _nodes(graph: onnx.GraphProto) -> tuple[list[GraphNode], tuple[int, int]]:

@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from popart.enums import AnchorReturnTypeId
 from popart.errors import popart_exception, unknown
 from popart.tensors import Array, TensorInfo
 
-__all__ = ["Factors", "PyStepIO", "PyStepIOCallback", "PyWeightsIO", "StepIO", "anchor_shape"]
+__all__ = ["Factors", "PyStepIO", "PyStepIOCallback", "PyWeightsIO", "StepIO"]
 
 
 class Factors:
@@ -33,16 +32,6 @@ class Factors:
     def __str__(self) -> str:
         batches = f"{self.batches} batches per step"
         return f"{batches} x {self.accumulation} accumulated micro-batches x {self.replicas} replicas"
-
-
-def anchor_shape(info: TensorInfo, kind: AnchorReturnTypeId, every: int, factors: Factors) -> list[int]:
-    """Return the shape of the array for an anchor; dimensions of 1 before the tensor's own are dropped."""
-    if kind in (AnchorReturnTypeId.Final, AnchorReturnTypeId.Sum):
-        leading = [factors.replicas]
-    else:
-        batches = factors.batches // every if kind is AnchorReturnTypeId.EveryN else factors.batches
-        leading = [batches, factors.accumulation, factors.replicas]
-    return [*(count for count in leading if count > 1), *info.shape()]
 
 
 class StepIO(Protocol):
