@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -250,7 +251,10 @@ class ObjectState(State):
         """
         values = self._states()
         try:
-            return hashlib.blake2b(cloudpickle.dumps(values), digest_size=16).hexdigest() if values else "empty"
+            hashed = hashlib.blake2b(digest_size=16)
+            for name, value in values.items():
+                hashed.update(name.encode() + _bytes_of(value))
+            return hashed.hexdigest() if values else "empty"
         except Exception as error:
             name = next((name for name, value in values.items() if not _is_picklable(value)), "?")
             raise wrong_argument(
@@ -326,6 +330,18 @@ def has_state(value: Any) -> bool:
 def _is_dealt(value: Any) -> bool:
     """Whether ``value`` deals samples and needs ``confirm`` and ``reset`` calls, as ``Dealer`` does."""
     return has_state(value) and hasattr(value, "confirm") and hasattr(value, "reset")
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Return bytes that are the same for equal values, even if texts are one object on one rank, and two on another."""
+    file = io.BytesIO()
+    pickler = cloudpickle.Pickler(file)
+    pickler.fast = True  # no references to what was written before
+    try:
+        pickler.dump(value)
+    except Exception:  # it contains itself, as a class of the script may
+        file = io.BytesIO(cloudpickle.dumps(value))
+    return file.getvalue()
 
 
 def _is_picklable(value: Any) -> bool:
