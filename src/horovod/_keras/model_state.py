@@ -9,6 +9,7 @@ from horovod import context
 from horovod._keras.backends import Backend
 from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
+from horovod._keras.unsafe import accumulated_gradients
 from horovod.bindings.elastic.generators import BUILT_IN
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import type_name, wrong_argument
@@ -90,7 +91,8 @@ class ModelState(VariablesState):
 
     def _equal(self) -> list[Any]:
         # Moving averages differ between ranks until a sync.
-        return [*self.model.trainable_weights, *self._of_optimizer()]
+        sums = {id(variable) for variable in self._sums()}
+        return [*self.model.trainable_weights, *(v for v in self._of_optimizer() if id(v) not in sums)]
 
     def _own(self) -> list[Any]:
         """Return random states and metrics."""
@@ -107,10 +109,14 @@ class ModelState(VariablesState):
         variables = self.optimizer.variables
         return list(variables() if callable(variables) else variables)
 
+    def _sums(self) -> Sequence[Any]:
+        """Return the gradients that the optimizer has added up since its last update; each rank has its own."""
+        return accumulated_gradients(self._kit.innermost(self.optimizer))
+
     def _changed_early(self) -> list[Any]:
         if self._backend.changes_all(self._has_stepped):
             return [*self._shared(), *self._own()]
-        accumulates = bool(getattr(self.optimizer, "gradient_accumulation_steps", None))
+        accumulates = bool(self._sums())
         of_optimizer = [v for v in self._of_optimizer() if accumulates or not len(v.shape)]
         return [*self.model.non_trainable_weights, *of_optimizer, *self._own()]
 
@@ -128,7 +134,11 @@ class ModelState(VariablesState):
 
     def _send(self) -> None:
         self._settle()
+        # The sums of a rank that has done all steps count its own samples.
+        own = () if context.world().rank in context.membership().behind else self._sums()
+        held = self._hold(own)
         self._kit.broadcast(self._shared(), 0)
+        self._put(own, held)
 
     def checkpoint(self) -> dict[str, Any]:
         """See ``State``; an epoch of which only the end is missing needs the metrics of its training."""
