@@ -286,6 +286,17 @@ def test_digests_tell_states_apart(job: Job) -> None:
     assert len(set(digests)) == 6
 
 
+def test_digests_of_equal_tensors_are_equal(job: Job) -> None:
+    def average() -> dict[str, Any]:
+        weights = torch.ones(2, dtype=torch.bfloat16), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.zeros(0))
+        return {"count": torch.tensor(1.0), "weights": weights, "generator": torch.Generator().manual_seed(1)}
+
+    states = [hvd.elastic.TorchState(average=average()) for _ in range(2)]
+    assert states[0].digest() == states[1].digest()
+    states[1].average["weights"][0][1] = 2
+    assert states[0].digest() != states[1].digest()
+
+
 def test_a_digest_of_one_element_whatever_its_stride(job: Job) -> None:
     model = torch.nn.Module()
     model.one = torch.nn.Parameter(torch.zeros(2)[::2])

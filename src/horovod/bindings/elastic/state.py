@@ -213,6 +213,9 @@ class ObjectState(State):
         ValueError: a keyword is the name of a method.
     """
 
+    #: How to pickle objects of these types for a digest, where their own way differs between processes.
+    _reducers: ClassVar[Mapping[type, Callable[[Any], Any]]] = {}
+
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         self._check_names(kwargs)
         self._saved_state: dict[str, Any] = dict(kwargs)
@@ -253,7 +256,7 @@ class ObjectState(State):
         try:
             hashed = hashlib.blake2b(digest_size=16)
             for name, value in values.items():
-                hashed.update(name.encode() + _bytes_of(value))
+                hashed.update(name.encode() + _bytes_of(value, self._reducers))
             return hashed.hexdigest() if values else "empty"
         except Exception as error:
             name = next((name for name, value in values.items() if not _is_picklable(value)), "?")
@@ -332,15 +335,25 @@ def _is_dealt(value: Any) -> bool:
     return has_state(value) and hasattr(value, "confirm") and hasattr(value, "reset")
 
 
-def _bytes_of(value: Any) -> bytes:
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    reducers: Mapping[type, Callable[[Any], Any]]
+
+    def reducer_override(self, obj: Any) -> Any:
+        reducer = self.reducers.get(type(obj))
+        return super().reducer_override(obj) if reducer is None else reducer(obj)
+
+
+def _bytes_of(value: Any, reducers: Mapping[type, Callable[[Any], Any]], is_tree: bool = True) -> bytes:
     """Return bytes that are the same for equal values, even if texts are one object on one rank, and two on another."""
     file = io.BytesIO()
-    pickler = cloudpickle.Pickler(file)
-    pickler.fast = True  # no references to what was written before
+    pickler = _Pickler(file)
+    pickler.reducers, pickler.fast = reducers, is_tree  # fast: no references to what was written before
     try:
         pickler.dump(value)
-    except Exception:  # it contains itself, as a class of the script may
-        file = io.BytesIO(cloudpickle.dumps(value))
+    except Exception:
+        if not is_tree:
+            raise
+        return _bytes_of(value, reducers, is_tree=False)  # it contains itself, as a class of the script may
     return file.getvalue()
 
 

@@ -76,6 +76,7 @@ class TorchState(ObjectState):
     """
 
     _generators = (*generators.BUILT_IN, *_GENERATORS)
+    _reducers = dict.fromkeys((torch.Tensor, torch.nn.Parameter), lambda tensor: _bits(tensor))
     _handlers: Mapping[str, StateHandler]
 
     def __init__(
@@ -207,6 +208,13 @@ def _sums(tensors: list[torch.Tensor]) -> list[int]:
             return []
         totals: list[int] = torch.stack([total.to(found[0].device) for total in found]).tolist()
         return totals
+
+
+def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Reduce a tensor for a digest: torch's own way gives its storage another key in each process."""
+    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    raw = as_bytes(dense.detach().to("cpu").contiguous())
+    return tuple, ((str(tensor.dtype), tuple(tensor.shape), raw.numpy().tobytes()),)
 
 
 def _to_arrays(value: Any) -> Any:
