@@ -337,6 +337,27 @@ def test_fit_refuses_data_and_arguments_that_count_batches_by_themselves() -> No
     assert ["give shard() a tuple" in other for other in others] == [True] * 3
 
 
+@pytest.mark.slow
+@on_ranks(2, given=["framework"])
+def test_a_callback_that_stops_one_rank_only_is_an_error_on_all() -> None:
+    """Else the others would wait for its gradients for ever, inside TensorFlow."""
+    import numpy as np
+
+    keras, hvd = keras_and_hvd()
+    x = np.ones((16, 4), "float32")
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    state = hvd.elastic.KerasState(model)
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 1 and hvd.rank() == 1
+
+    said = "has ended on this rank and not on others" if hvd.rank() else "at the end of hvd.elastic.fit"
+    with pytest.raises(Exception, match=said):
+        hvd.elastic.run(lambda state: hvd.elastic.fit(state, x, x[:, :1], batch_size=2, callbacks=[Stop()]))(state)
+
+
 def _fit_with_passes() -> Any:
     """Each sample has a weight of its own, which counts how often it was used; rank 2 dies in the last of 3 passes."""
     import keras

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import HOROVODRUN, horovodrun
 
 from horovod.launch.cli import main
 from horovod.launch.output import FileSink, OutputSink, RankStream, TextSink, Tracebacks
@@ -71,6 +72,15 @@ def test_what_tensorflow_says_unasked_is_left_out(cut: int) -> None:
         stream.finish()
         assert sink.data == shown + others.replace(b"I0000 00:00:1 2", b"0:I0000 00:00:1 2").replace(b"said", b"0:said")
         assert len(stream.last_lines(9)) == (2 if is_quiet else 4)
+
+
+@pytest.mark.parametrize("flags", [(), ("--min-np", "1")])
+def test_jobs_of_both_kinds_leave_it_out_unless_the_user_wants_it(flags: tuple[str, ...]) -> None:
+    script = f"import os; os.write(2, {ABSL + ONEDNN!r})"
+    for level, count in ((("-u", "TF_CPP_MIN_LOG_LEVEL"), 0), (("TF_CPP_MIN_LOG_LEVEL=0",), 4)):
+        program = ("env", *level, *HOROVODRUN)
+        ended = horovodrun("-np", "2", *flags, sys.executable, "-c", script, program=program)
+        assert ended.err.count("absl::") + ended.err.count("oneDNN") == count, ended.err
 
 
 def test_a_stamp_stands_before_each_label() -> None:

@@ -311,6 +311,12 @@ class _Training:
         if self.data.is_done:
             self._state._fit_logs = dict(logs or {})
 
+    def agree_on_stop(self) -> None:
+        """Raise on all ranks if a callback has stopped only some of them in the middle of the epoch."""
+        reduction = self._state._kit.reduction_of(self.model.optimizer)
+        if reduction is not None and not (self.is_at_end or self.data.is_done):
+            reduction.agree_on_end("hvd.elastic.fit()")
+
     def whole_logs(self, logs: Any) -> dict[str, Any]:
         """Return the logs of an epoch, with the metrics of its training if only its end was done. Collective."""
         state, whole = self._state, {**(logs or {})}
@@ -357,6 +363,7 @@ def _numbered(base: Any) -> Any:
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             EpochIsOver.revoke(self.training.model)
+            self.training.agree_on_stop()
             logs = self.training.whole_logs(logs)
             super().on_epoch_end(epoch, logs)
             self.training.end_epoch(epoch, logs)

@@ -25,7 +25,7 @@ class RankStreams:
 
     def __init__(self, sinks: tuple[OutputSink, OutputSink], poll: select.poll, plan: LaunchPlan) -> None:
         self._console, self._poll, self._plan = sinks, poll, plan
-        self._is_quiet = plan.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0"
+        self._is_quiet = plan.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # else ranks get 1
         self.sinks = list(dict.fromkeys(sinks))
         self.tracebacks = Tracebacks()
         self.pipes: dict[int, RankStream] = {}  # by our end of the pipe
