@@ -79,6 +79,9 @@ def vendor() -> Any:
         def weightsFromHost(self) -> None:
             self.device = {name: array.copy() for name, array in self.host.items()}
 
+        def updateOptimizerFromHost(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
         def step(self, gradients: dict[str, float], replicas: int) -> dict[str, Any]:
             """Stores on the way, then loads in the opposite order."""
             for name, value in gradients.items():
