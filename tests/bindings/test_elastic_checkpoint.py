@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,18 +88,22 @@ def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog:
     assert checkpoint.newest(str(tmp_path / "nowhere")) is None
 
 
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Settings of a job that leaves its state in ``tmp_path``."""
+    found = SimpleNamespace(checkpoint_dir=str(tmp_path))
+    monkeypatch.setattr(context, "config", lambda: found)
+    return found
+
+
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_a_job_that_is_over_leaves_its_state_in_a_file(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+    job: Job, tmp_path: Path, settings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_asked: bool
 ) -> None:
     monkeypatch.setattr(leave, "_is_asked", is_asked)  # by SIGTERM: all ranks were, or too few would be left
     done: list[str] = []
     hvd.on_leave(lambda: done.append("function"))
 
-    class Settings:
-        checkpoint_dir = str(tmp_path)
-
-    monkeypatch.setattr(context, "config", Settings)
     job.answers = [None, InitError("too few ranks are left")]
 
     def train(state: ObjectState) -> int:
@@ -126,11 +131,8 @@ def test_a_job_that_is_over_leaves_its_state_in_a_file(
 
 
 def test_the_state_of_a_later_training_is_not_taken_for_that_of_the_first(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, settings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Settings:
-        checkpoint_dir = str(tmp_path)
-
     @run
     def train(state: ObjectState) -> tuple[int, int]:
         begun, state.batch = state.batch, state.batch + state.rate
@@ -142,7 +144,6 @@ def test_the_state_of_a_later_training_is_not_taken_for_that_of_the_first(
     def new(rate: int) -> ObjectState:
         return ObjectState(lambda value: value, lambda: 0, batch=0, rate=rate)
 
-    monkeypatch.setattr(context, "config", Settings)
     assert train(new(1)) == (0, 1)
     job.answers = [None, InitError("too few ranks are left")]
     with pytest.raises(InitError, match="too few"):
@@ -152,16 +153,12 @@ def test_the_state_of_a_later_training_is_not_taken_for_that_of_the_first(
 
 
 def test_a_process_that_was_never_a_member_leaves_no_state(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, settings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Settings:
-        checkpoint_dir = str(tmp_path)
-
     def end(*_: object) -> None:
         path.unlink()  # by the ranks, which have ended well
         raise InitError("the job has ended")
 
-    monkeypatch.setattr(context, "config", Settings)
     monkeypatch.setattr(context, "renew", end)
     state = ObjectState(lambda value: value, lambda: 0, batch=0)
     path = checkpoint.write(str(tmp_path), 3, state.checkpoint())
@@ -172,15 +169,12 @@ def test_a_process_that_was_never_a_member_leaves_no_state(
 
 
 def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, settings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Settings:
-        checkpoint_dir = "/proc/state/of/job"
-
-    monkeypatch.setattr(context, "config", Settings)
+    settings.checkpoint_dir = "/proc/state/of/job"
     with pytest.raises(InitError, match=r"HOROVOD_CHECKPOINT_DIR \(--checkpoint-dir\), or .*'/proc/state/of/job'"):
         run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
-    Settings.checkpoint_dir = str(tmp_path)
+    settings.checkpoint_dir = str(tmp_path)
     (tmp_path / "elastic-000000000001.state").mkdir()
     with pytest.raises(InitError, match=r"--checkpoint-dir\), or read from it: .*Is a directory: .*1\.state'; name an"):
         run(lambda state: None)(ObjectState(lambda value: value, lambda: 0, batch=0))
@@ -191,26 +185,27 @@ def test_a_folder_that_cannot_hold_the_state_is_an_error_at_the_start(
 
 
 def test_a_state_that_cannot_be_removed_does_not_fail_a_training_that_is_done(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Job,
+    tmp_path: Path,
+    settings: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Settings:
-        checkpoint_dir = str(tmp_path)
-
     def train(state: ObjectState) -> str:
         (tmp_path / "elastic-000000000000.state").mkdir()  # also root cannot unlink a folder
         return "done"
 
-    monkeypatch.setattr(context, "config", Settings)
     assert run(train)(ObjectState(lambda value: value, lambda: 0, batch=0)) == "done"
     assert "0.state'; remove this state of an earlier job, or the next start goes on with it" in caplog.text
 
 
 def test_a_full_disk_is_told_in_one_line_and_nothing_stays_there(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Job,
+    tmp_path: Path,
+    settings: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Settings:
-        checkpoint_dir = str(tmp_path)
-
     def is_full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -220,7 +215,6 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_stays_there(
         job.answers = [InitError("too few ranks are left")]
         raise PeerLostError("x")
 
-    monkeypatch.setattr(context, "config", Settings)
     with pytest.raises(InitError, match="too few"):
         run(train)(ObjectState(lambda value: value, lambda: 0, batch=0))
     lines = [record for record in caplog.records if record.levelname == "ERROR"]

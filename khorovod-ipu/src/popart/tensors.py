@@ -104,7 +104,8 @@ class TensorInfo:
 
     def numpy_dtype(self) -> np.dtype[Any]:
         """Return NumPy's dtype."""
-        return np.dtype(self._row.numpy)  # type: ignore[no-any-return]
+        found: np.dtype[Any] = np.dtype(self._row.numpy)
+        return found
 
     def torch_dtype(self) -> torch.dtype:
         """Return torch's dtype."""

@@ -304,7 +304,7 @@ class Membership:
         is_host_awaited = 0 in self._hosts.values() and not self._is_draining
         if is_host_awaited or self._phases[Phase.GONE] or self._are_dying():
             return False  # they will end: well, so that the job has, or so that others are started there
-        missing = policy.minimum * any(map(self._is_admitted, self._in(Phase.WAITING))) - self._alive()
+        missing = (policy.minimum if any(map(self._is_admitted, self._in(Phase.WAITING))) else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
             return False
         return self._startable() < max(missing, 1)

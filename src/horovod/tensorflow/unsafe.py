@@ -14,11 +14,11 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
-import functools
 import logging
 import os
 import re
 import threading
+import traceback
 from _thread import get_ident
 from collections.abc import Mapping
 from pathlib import Path
@@ -272,11 +272,6 @@ def without_own_frames() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if _Frames is None or logger.isEnabledFor(logging.DEBUG) else _Frames()
 
 
-@functools.cache
-def _own_files() -> frozenset[str]:
-    return frozenset(map(str, Path(__file__).parents[1].rglob("*.py")))
-
-
 try:
     from tensorflow.python.util.tf_stack import StackTraceFilter
 except ImportError:
@@ -285,4 +280,7 @@ else:
 
     class _Frames(StackTraceFilter):  # type: ignore[no-redef]
         def get_filtered_filenames(self) -> frozenset[str]:
-            return _own_files().union(self.parent.get_filtered_filenames())
+            # Only those in use: TensorFlow copies the names for each node.
+            frames = [frame for frame, _ in traceback.walk_stack(None)]
+            own = [frame for frame in frames if frame.f_globals.get("__name__", "").partition(".")[0] == "horovod"]
+            return frozenset(frame.f_code.co_filename for frame in own).union(self.parent.get_filtered_filenames())

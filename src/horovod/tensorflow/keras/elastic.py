@@ -71,11 +71,15 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
         model.train_function = None
 
 
+def _present(model: Any, sample: Any) -> Any:
+    del sample  # tf_keras reports metrics that it has not built yet
+    return model.get_metrics_result()
+
+
 def _legacy_kit() -> FitKit:
     from tf_keras.src.callbacks import CallbackList
 
-    present = lambda model, _: model.get_metrics_result()  # noqa: E731
-    return FitKit(CallbackList, _convert, _make_function, present, _installed, shard, sys.maxsize)
+    return FitKit(CallbackList, _convert, _make_function, _present, _installed, shard, sys.maxsize)
 
 
 def _modern_kit() -> FitKit:

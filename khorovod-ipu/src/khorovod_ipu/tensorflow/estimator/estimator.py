@@ -220,7 +220,8 @@ class IPUEstimator:
 
     def latest_checkpoint(self) -> str | None:
         """Return the newest checkpoint of ``model_dir``, or None."""
-        return tf.train.latest_checkpoint(self.model_dir)  # type: ignore[no-any-return]
+        found: str | None = tf.train.latest_checkpoint(self.model_dir)
+        return found
 
     def get_variable_names(self) -> list[str]:
         """Return the names of the variables in the newest checkpoint."""
