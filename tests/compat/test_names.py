@@ -109,6 +109,7 @@ def test_reductions_have_horovods_numbers() -> None:
         ("horovod.runner.elastic.discovery", "HostDiscovery FixedHosts"),
         ("horovod.torch.elastic.state", "TorchState StateHandler get_handler_registry set_handler_registry"),
         ("horovod.torch.elastic.state", "ModelStateHandler OptimizerStateHandler SamplerStateHandler"),
+        ("horovod.torch.optimizer", "_DistributedOptimizer"),
         ("horovod.torch.mpi_ops", "_basics _handle_map _NULL handle_average_backwards_compatibility _check_has_gpu"),
         ("horovod.torch.mpi_ops", "allreduce_async_ synchronize poll rank size is_homogeneous Average Adasum join"),
         ("horovod.torch.functions", "broadcast_object broadcast_parameters broadcast_optimizer_state allgather_object"),

@@ -63,7 +63,7 @@ def _make_allreduce_grads_fn(
 ) -> Callable[..., list[Any]]:  # fmt: skip
     del device_dense, device_sparse
     factors = predivided(ReduceOp(op), gradient_predivide_factor)
-    settings = GradientSettings(ReduceOp(op), *factors, process_set, compression, sparse_as_dense, name, groups)
+    settings = GradientSettings(ReduceOp(op), *factors, process_set, compression, sparse_as_dense, name, groups or None)
     reduce = make_reducer(settings)
 
     def allreduce_grads(grads: Sequence[Any], vars: Any = None, use_generic_names: bool = False) -> list[Any]:

@@ -30,6 +30,9 @@ from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["DistributedOptimizer"]
 
+#: Horovod's name of the class, which libraries import for their annotations (Ludwig).
+_DistributedOptimizer = OptimizerMethods
+
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
