@@ -98,6 +98,20 @@ def test_velocities_of_all_optimizers_of_tf_keras_are_scaled_with_the_learning_r
 
 
 @pytest.mark.slow
+@on_ranks(2, framework="tf_keras", returns=[[0.25, 0.25]] * 2)
+def test_a_state_sends_the_learning_rate_of_all_optimizers_of_tf_keras() -> list[float]:
+    rates = []
+    for make in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
+        model = _model(1)
+        model.compile(hvd.DistributedOptimizer(make(1.0)), "mse")
+        state = hvd.elastic.KerasState(model)
+        model.optimizer.learning_rate = 0.25 if hvd.rank() == 0 else 0.5
+        state.sync()
+        rates.append(float(model.optimizer.learning_rate))
+    return rates
+
+
+@pytest.mark.slow
 @on_ranks(2, returns=[[0.4, False, True, 8, [-0.5], 1.0]] * 2, framework="tf_keras")
 def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> list[Any]:
     keras = tf.keras

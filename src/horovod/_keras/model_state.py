@@ -107,7 +107,11 @@ class ModelState(VariablesState):
         if self.optimizer is None:
             return []
         variables = self.optimizer.variables
-        return list(variables() if callable(variables) else variables)
+        found = list(variables() if callable(variables) else variables)
+        rate = getattr(self._kit.innermost(self.optimizer), "learning_rate", None)
+        if self._kit.is_variable(rate) and all(variable is not rate for variable in found):
+            found.append(rate)  # tf_keras leaves it out
+        return found
 
     def _sums(self) -> Sequence[Any]:
         """Return the gradients that the optimizer has added up since its last update; each rank has its own."""
