@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from by_hand import weights_by_hand
@@ -143,6 +144,47 @@ def test_a_state_goes_back_to_values_from_before_the_first_batch() -> None:
     state.restore()
     assert all((new == old).all() for new, old in zip(model.get_weights(), first, strict=True))
     assert not any(np.array(each).any() for metric in model.metrics for each in metric.variables)
+
+
+@pytest.mark.slow
+@on_ranks(1, given=["framework"])
+def test_a_new_rank_keeps_the_velocities_that_callbacks_of_the_others_have_scaled() -> None:
+    import numpy as np
+
+    from horovod._keras.unsafe import velocities
+
+    keras, hvd = keras_and_hvd()
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5))
+    model.compile(optimizer=optimizer, loss="mse")
+    state = hvd.elastic.KerasState(model, _fit_goes_on=True)
+    model.set_weights([np.ones((1, 1), "float32")])
+    velocities(optimizer)[0].assign(np.ones((1, 1), "float32"))
+    zeros, schedule = np.zeros((1, 1), "float32"), hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: 1.0)
+    hvd.elastic.fit(state, zeros, zeros, batch_size=1, callbacks=[schedule], verbose=0)
+    assert model.get_weights()[0].item() == 1.5, "its velocity was scaled once more"
+
+
+@pytest.mark.slow
+@on_ranks(2, given=["framework"], returns=[8.0] * 2)
+def test_a_new_rank_begins_an_epoch_with_the_weights_that_callbacks_of_the_others_have_set() -> float:
+    """Rank 1 is new, as after a loss in ``SwapEMAWeights.on_epoch_end``, which rank 0 takes back now."""
+    import numpy as np
+
+    keras, hvd = keras_and_hvd()
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse")
+    model.set_weights([np.ones((1, 1), "float32")])
+    x, seen = np.zeros((2, 1), "float32"), []
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: hvd.rank() or model.set_weights([np.full((1, 1), 8, "float32")]),
+        on_train_batch_begin=lambda batch, logs: seen.append(model.get_weights()[0].item()),
+    )
+    with mock.patch("horovod._keras.elastic_fit.context") as context:
+        context.membership.return_value.previous = (0, -1)
+        hvd.elastic.fit(hvd.elastic.KerasState(model), x, x, batch_size=1, callbacks=[callback], verbose=0)
+    [found] = seen
+    return found
 
 
 def _example() -> Any:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from horovod import context
 from horovod._keras.callbacks import BroadcastGlobalVariablesCallback
 from horovod._keras.elastic_callbacks import EpochIsOver, UpdateBatchStateCallback, UpdateEpochStateCallback
 from horovod._keras.model_state import ModelState
@@ -136,6 +137,8 @@ class _Training:
         #: Whether this process is new and joins ranks that are already inside ``fit``.
         self._joins = state._fit_goes_on
         self._has_begun = False
+        #: Whether an epoch is the first one that begins with a new rank.
+        self._meets = context.is_elastic() and min(context.membership().previous) < 0
         #: The callbacks whose ``on_train_begin`` has run, here or in a ``fit`` that a loss has interrupted.
         self._begun = state._begun
         self.offset = self._epochs = 0
@@ -276,11 +279,7 @@ class _Training:
         # The others keep their counts, such as EarlyStopping's patience; Broadcast meets that of a new rank.
         known = {id(callback) for callback in self._begun if not isinstance(callback, BroadcastGlobalVariablesCallback)}
         numbered.callbacks = [callback for callback in callbacks if id(callback) not in known]
-        # A new rank has the weights of the others, which its callbacks must not replace by those of a file.
-        kept = self._state._shared() if self._joins else []
-        held = self._state._hold(kept)
-        call()
-        self._state._put(kept, held)
+        self._call(call, self._joins)
         numbered.callbacks = self._begun = callbacks
         state, before = self._state, self._state._interrupted
         if before is not None and max(before.epoch, default=-1) < state.epoch:
@@ -290,8 +289,12 @@ class _Training:
 
     def begin_epoch(self, call: Callable[[], None]) -> None:
         """Call callbacks at the beginning of an epoch, or of its rest."""
-        self._call(call, self._state._epoch_has_begun)
-        self._state._epoch_has_begun = True
+        has_run, meets = self._state._epoch_has_begun, self._meets
+        self._call(call, has_run)
+        self._state._epoch_has_begun, self._meets = True, False
+        if meets and not has_run:
+            # SwapEMAWeights takes back what it did at the end of the last epoch, which a new rank has not seen.
+            self._state._send()
 
     def begin_batch(self, call: Callable[[], None]) -> None:
         """Call callbacks before a batch; the first one of a new rank is one that the others have begun."""
@@ -299,12 +302,16 @@ class _Training:
         self._joins = False
 
     def _call(self, call: Callable[[], None], has_run: bool) -> None:
-        """Call callbacks. If they ran before, here or on other ranks, the learning rate has their change already."""
-        rate = self._rate() if has_run else None
+        """Call callbacks. If they ran before, here or on other ranks, all values have their change already.
+
+        These are the learning rate, velocities that were scaled with it, and weights from a file.
+        """
+        kept = self._state._shared() if has_run else []
+        held = self._state._hold(kept)
         call()
         if has_run:
             self._state._drop_unconfirmed()
-            self._set_rate(rate)
+            self._state._put(kept, held)
 
     def keep(self, logs: Any) -> None:
         """Keep the metrics of the epoch, which validation resets."""
