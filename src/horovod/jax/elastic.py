@@ -33,7 +33,8 @@ class JaxState(VariablesState):
 
     Args:
         **kwargs: attributes of the state, such as ``params=params, opt_state=opt_state, batch=0``. Attributes that
-            initially contain JAX arrays are pytrees, with the same structure on every rank.
+            initially contain JAX arrays are pytrees, with the same structure on every rank. The state replaces them:
+            use ``state.params``, not ``params``; the same holds for modules of ``flax.nnx``.
 
     Raises:
         ValueError: a keyword is the name of a method.
