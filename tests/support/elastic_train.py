@@ -14,7 +14,17 @@ import horovod.torch as hvd
 from horovod import context
 from horovod.bindings import process_sets
 
-__all__ = ["FEATURES", "horovod_script", "kept_things", "linear_from", "parts", "snapshot", "train_on", "train_steps"]
+__all__ = [
+    "FEATURES",
+    "gathered_shards",
+    "horovod_script",
+    "kept_things",
+    "linear_from",
+    "parts",
+    "snapshot",
+    "train_on",
+    "train_steps",
+]
 
 FEATURES = 6
 
@@ -243,3 +253,45 @@ def linear_from(weights: Any, adam_state: Any) -> Any:
     optimizer.load_state_dict({**optimizer.state_dict(), "state": adam_state})
     train_on_linear(model, optimizer)
     return [p.tolist() for p in model.parameters()]
+
+
+def gathered_shards(place: str) -> Any:
+    """Lose the process of slot 1 while the shards of an optimizer are gathered: in a commit, or as slot 2 leaves.
+
+    Returns:
+        Parameters after eight steps, and where each generation began; None for the process that has left.
+    """
+    slot = int(os.environ.get("HOROVOD_SLOT", "0"))
+    hvd.init()
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 5)
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.1)
+    if place:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), host_optimizer=True)
+    state = hvd.elastic.TorchState(model, optimizer, batch=0)
+    begun: list[int] = []
+
+    def compute(state: Any) -> None:
+        train_on_linear(model, optimizer)
+        state.batch += 1
+
+    step = hvd.elastic.step(compute) if place == "leave" else compute
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        begun.append(state.batch)
+        while state.batch < 8:
+            if slot and state.batch == 4 and context.membership().number == 1:
+                if slot == 1:
+                    optimizer._whole_state = optimizer._whole_state_dict = end_here
+                elif slot == 2 and place == "leave":
+                    os.kill(os.getpid(), signal.SIGTERM)
+            step(state)
+            if state.batch == 2 or (place == "commit" and state.batch % 3 == 2):
+                state.commit()
+
+    try:
+        train(state)
+    except SystemExit:
+        return None
+    return [p.tolist() for p in model.parameters()], begun

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 from elastic_job import ElasticJob
-from elastic_train import horovod_script, kept_things, linear_from, parts, snapshot, train_on, train_steps
+from elastic_train import (
+    gathered_shards,
+    horovod_script,
+    kept_things,
+    linear_from,
+    parts,
+    snapshot,
+    train_on,
+    train_steps,
+)
 from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
@@ -151,6 +160,21 @@ def test_sets_tensors_and_shards_survive(host: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["commit", "leave"])
+def test_all_go_back_to_a_whole_commit_when_shards_are_lost(place: str) -> None:
+    """A rank is lost before the others have its part of the optimizer's state."""
+    with ElasticJob(gathered_shards, Policy(4, minimum=2), {"a": 4}, (place,)) as job:
+        seen = [value for value in job.values().values() if value is not None]
+    assert len(seen) == (2 if place == "leave" else 3)
+    ((undisturbed, _),) = run_ranks(1, gathered_shards, "", init=False)
+    for parameters, begun in seen:
+        assert begun == [0, 2]
+        assert parameters == seen[0][0]
+        for found, expected in zip(parameters, undisturbed, strict=True):
+            assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=0, atol=1e-6)
+
+
 @on_ranks(2, returns=[[1.0, {"calls": 3}]] * 2)
 def test_a_sync_sends_what_modules_keep_besides_tensors() -> list[Any]:
     hvd.init()

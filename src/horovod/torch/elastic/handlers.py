@@ -127,7 +127,11 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.state())
+        self.keep(self.state())
+
+    def keep(self, state: Any) -> None:
+        """Copy a result of ``state``, as ``save`` does with the present one."""
+        self._saved = copy.deepcopy(state)
 
     def restore(self) -> None:
         self.load(copy.deepcopy(self._saved))

@@ -13,6 +13,7 @@ from horovod.bindings.elastic import generators
 from horovod.bindings.elastic.state import ObjectState, has_state
 from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.objects import broadcast_object
+from horovod.errors import HorovodInternalError
 from horovod.torch.elastic.capture import Capture
 from horovod.torch.elastic.handlers import (
     ModelStateHandler,
@@ -103,8 +104,15 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
-        for handler in self._handlers.values():
-            handler.save()
+        handlers = self._handlers.values()
+        # Gather all shards before anything is overwritten: if a rank dies meanwhile, the last save must stay whole.
+        in_parts = [h for h in handlers if isinstance(h, OptimizerStateHandler) and isinstance(h.value, HostMethods)]
+        whole = {handler: handler.state() for handler in in_parts}
+        for handler in handlers:
+            if handler in whole:
+                handler.keep(whole[handler])
+            else:
+                handler.save()
         super().save()
 
     def restore(self) -> None:
@@ -147,7 +155,7 @@ class TorchState(ObjectState):
             False if the step changed parameters, or may have changed them.
         """
         super().undo()
-        return self._capture.undo() and not any(isinstance(value, HostMethods) for value in self._values())
+        return self._capture.undo() and not self._held(HostMethods)
 
     def _drop_unconfirmed(self) -> None:
         super()._drop_unconfirmed()
@@ -156,9 +164,12 @@ class TorchState(ObjectState):
 
     def before_change(self) -> None:
         """Gather optimizer states that are sharded over the ranks."""
-        for value in self._values():
-            if isinstance(value, HostMethods):
+        try:
+            for value in self._held(HostMethods):
                 value._gather_shards()
+        except HorovodInternalError:
+            self._keeps_steps = False  # the lost rank's part is in the last commit alone
+            raise
 
     def checkpoint(self) -> dict[str, Any]:
         """Return all values, with tensors as numpy arrays."""
