@@ -256,7 +256,10 @@ def linear_from(weights: Any, adam_state: Any) -> Any:
 
 
 def gathered_shards(place: str) -> Any:
-    """Lose the process of slot 1 while the shards of an optimizer are gathered: in a commit, or as slot 2 leaves.
+    """Lose the process of slot 1 when it has a part of an optimizer's state.
+
+    Args:
+        place: as the parts are gathered, in a "commit" or when slot 2 is to "leave"; or "between" two steps.
 
     Returns:
         Parameters after eight steps, and where each generation began; None for the process that has left.
@@ -275,17 +278,21 @@ def gathered_shards(place: str) -> Any:
         train_on_linear(model, optimizer)
         state.batch += 1
 
-    step = hvd.elastic.step(compute) if place == "leave" else compute
+    step = hvd.elastic.step(compute) if place in ("leave", "between") else compute
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         begun.append(state.batch)
-        while state.batch < 8:
+        # Until the ranks hear of the one that leaves, they train on, and go back then.
+        while state.batch < 8 or (place == "leave" and context.membership().number == 1):
             if slot and state.batch == 4 and context.membership().number == 1:
-                if slot == 1:
+                if slot == 1 and place == "between":
+                    end_here()
+                elif slot == 1:
                     optimizer._whole_state = optimizer._whole_state_dict = end_here
                 elif slot == 2 and place == "leave":
                     os.kill(os.getpid(), signal.SIGTERM)
+            hvd.barrier()
             step(state)
             if state.batch == 2 or (place == "commit" and state.batch % 3 == 2):
                 state.commit()

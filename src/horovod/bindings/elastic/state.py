@@ -169,6 +169,10 @@ class State:
             generators.write(self._generators, self._captured_generators)
         return True
 
+    def _can_keep_steps(self) -> bool:
+        """Whether every rank has all values of the steps it has completed, so that a loss need not undo them."""
+        return True
+
     def confirm(self) -> None:
         """Count the handed-out samples as used; called at each commit, step and, without steps, interrupt."""
 

@@ -60,7 +60,7 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
             raise wrong_argument(f"{name}() is called within another step; one step contains all of a batch")
         if state._change_is_due:
             raise HostsUpdatedInterrupt()
-        state._keeps_steps = True
+        state._keeps_steps = state._can_keep_steps()
         state.capture()
         state._is_in_step = True
         try:

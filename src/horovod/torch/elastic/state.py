@@ -13,7 +13,6 @@ from horovod.bindings.elastic import generators
 from horovod.bindings.elastic.state import ObjectState, has_state
 from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.objects import broadcast_object
-from horovod.errors import HorovodInternalError
 from horovod.torch.elastic.capture import Capture
 from horovod.torch.elastic.handlers import (
     ModelStateHandler,
@@ -155,7 +154,10 @@ class TorchState(ObjectState):
             False if the step changed parameters, or may have changed them.
         """
         super().undo()
-        return self._capture.undo() and not self._held(HostMethods)
+        return self._capture.undo() and self._can_keep_steps()
+
+    def _can_keep_steps(self) -> bool:
+        return not self._held(HostMethods)  # a lost rank's part of the optimizer's state is in the last commit alone
 
     def _drop_unconfirmed(self) -> None:
         super()._drop_unconfirmed()
@@ -164,12 +166,8 @@ class TorchState(ObjectState):
 
     def before_change(self) -> None:
         """Gather optimizer states that are sharded over the ranks."""
-        try:
-            for value in self._held(HostMethods):
-                value._gather_shards()
-        except HorovodInternalError:
-            self._keeps_steps = False  # the lost rank's part is in the last commit alone
-            raise
+        for value in self._held(HostMethods):
+            value._gather_shards()
 
     def checkpoint(self) -> dict[str, Any]:
         """Return all values, with tensors as numpy arrays."""
