@@ -160,7 +160,6 @@ def test_sets_tensors_and_shards_survive(host: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["commit", "leave", "between"])
 def test_all_go_back_to_a_whole_commit_when_shards_are_lost(place: str) -> None:
     """A rank is lost before the others have its part of the optimizer's state, wherever they are."""
@@ -175,6 +174,7 @@ def test_all_go_back_to_a_whole_commit_when_shards_are_lost(place: str) -> None:
             assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @on_ranks(2, returns=[[1.0, {"calls": 3}]] * 2)
 def test_a_sync_sends_what_modules_keep_besides_tensors() -> list[Any]:
     hvd.init()
