@@ -18,6 +18,8 @@ from horovod.launch.cli import main
 from horovod.launch.output import FileSink, OutputSink, RankStream, TextSink, Tracebacks
 from horovod.launch.plan import Rotation
 from horovod.launch.rotation import OutputFile
+from horovod.notebook.messages import end_mark
+from horovod.notebook.ranks import GatheredOutput
 
 
 class MemorySink(OutputSink):
@@ -55,6 +57,20 @@ def test_lines_are_labelled(chunks: list[bytes], shown: bytes) -> None:
         stream.feed(chunk)
     stream.finish()
     assert sink.data == shown
+
+
+def test_a_progress_bar_of_a_notebook_goes_on_when_another_rank_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    output = GatheredOutput()
+    drawing, other = (RankStream(output.sinks[1], f"[{rank}] ") for rank in (0, 1))
+    drawing.feed(b"\r10%\r20%")
+    other.feed(end_mark(1, 1, 2))
+    drawing.feed(b"\r30%\r")
+    drawing.show_partial()
+    drawing.feed(end_mark(1, 0, 2))
+    output.show()
+    output.close()
+    assert capsys.readouterr().err == "[0] 10%\r[0] 20%\r[0] 30%\r\n"
+    assert output.ended == {(1, 0, 2), (1, 1, 2)}
 
 
 ABSL = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"

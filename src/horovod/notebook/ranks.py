@@ -76,18 +76,18 @@ class _GatheringSink(OutputSink):
     def __init__(self, output: GatheredOutput, stream: int) -> None:
         super().__init__()
         self._output, self._stream = output, stream
-        self._is_at_start = True  # whether at the start of a line
 
-    def put(self, data: bytes) -> None:
+    def show(self, owner: object, data: bytes) -> None:
         ended = [tuple(int(word) for word in found.groups()[1:]) for found in END_MARK.finditer(data)]
         data = END_MARK.sub(lambda found: b"" if found[1] else b"\n", data)
-        if ended and not data and not self._is_at_start:
-            data = b"\n"  # after a progress bar
-        if data:
-            self._is_at_start = data.endswith(b"\n")
-            self._output.put(self._stream, data)
+        if ended and not data and self.cursor_owner is owner:
+            data = b"\n"  # after a progress bar; that of another rank goes on
+        super().show(owner, data)
         self._output.ended.update((number, rank, stream) for number, rank, stream in ended)
         self._output.ring()
+
+    def put(self, data: bytes) -> None:
+        self._output.put(self._stream, data)
 
     @property
     def full(self) -> bool:
