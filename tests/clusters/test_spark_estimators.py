@@ -358,6 +358,8 @@ def test_errors_come_before_ranks_start(df: Any, tmp_path: Path) -> None:
     _refused(torch_estimator(store, optimizer="adam"), df, "Received: 'adam'")
     _refused(torch_estimator(store, num_proc=0), df, "num_proc must be 1 or more")
     _refused(torch_estimator(store, random_seed=-1), df, "random_seed must be 0 or more")
+    for name, one in {"loss_weights": 1.0, "label_shapes": [-1], "input_shapes": [-1]}.items():
+        _refused(torch_estimator(store, **{name: [one] * 3}), df, f"{name} has 3 entries, and")
     with pytest.raises(TypeError, match="expected a Store"):
         torch_estimator(str(tmp_path))
     with pytest.raises(RequestError, match="meant is probably batch_size"):

@@ -28,8 +28,8 @@ _LEAST = dict.fromkeys((
     "num_proc", "batch_size", "val_batch_size", "epochs", "partitions_per_process", "backward_passes_per_step",
     "train_steps_per_epoch", "validation_steps_per_epoch",
 ), 1) | {"random_seed": 0, "shuffle_buffer_size": 0}  # fmt: skip
-
-
+#: Lists with an entry for each column of another list.
+_ONE_EACH = {"loss_weights": "label_cols", "label_shapes": "label_cols", "input_shapes": "feature_cols"}
 #: Folders of the runs that this process trains now.
 _training: set[str] = set()
 
@@ -158,9 +158,10 @@ class HorovodEstimator(Settable, Saved, Estimator):
         for name, least in _LEAST.items():
             if value(name) is not None and value(name) < least:
                 raise RequestError(f"{name} must be {least} or more. Received: {value(name)}")
-        weights = value("loss_weights")
-        if weights and len(weights) != len(value("label_cols")):
-            raise RequestError(f"loss_weights has {len(weights)} entries for {len(value('label_cols'))} label columns")
+        for name, columns in _ONE_EACH.items():
+            given = value(name) if self.hasParam(name) else None
+            if given and len(given) != len(value(columns)):
+                raise RequestError(f"{name} has {len(given)} entries, and {columns} has {len(value(columns))}")
 
     def _run_id(self) -> str:
         run_id: str = self.getOrDefault("run_id") or f"run-{uuid.uuid4().hex[:12]}"
