@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,21 @@ def test_an_error_in_a_worker_of_an_elastic_job_is_the_cause_of_its_end(cluster:
     with pytest.raises(LaunchError, match=r"rank 1 \(actor .*raised ValueError: no data, as another did") as caught:
         executor.run(fail)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_elastic_job_begins_with_what_its_discovery_lists(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.ray import ElasticRayExecutor
+
+    def begin(plan: Any, sinks: Any, options: Any, *_: Any) -> None:
+        raise StopIteration(options.num_proc)
+
+    monkeypatch.setattr("horovod.ray.elastic.run_on_pool", begin)
+    settings, node = ElasticRayExecutor.create_settings(1), ray.get_runtime_context().get_node_id()
+    settings.discovery = SimpleNamespace(find_available_hosts_and_slots=lambda: {node: 1})
+    executor = ElasticRayExecutor(settings, override_discovery=False)
+    executor.start()
+    with pytest.raises(StopIteration, match=r"^1$"):
+        executor.run(lambda: None)
 
 
 def test_an_elastic_job_takes_a_node_that_comes_and_leaves_one_that_goes(cluster: Any) -> None:

@@ -21,7 +21,7 @@ from horovod.launch.workers import listen_addresses
 from horovod.ray import ray_logger
 from horovod.ray.client import in_cluster
 from horovod.ray.node_pool import NodePool
-from horovod.ray.nodes import RayHostDiscovery, free_slots
+from horovod.ray.nodes import RayHostDiscovery
 from horovod.ray.settings import MiniSettings, Resources, check_gpus
 
 __all__ = ["ElasticAdapter", "ElasticRayExecutor", "RayHostDiscovery"]
@@ -70,11 +70,11 @@ class ElasticAdapter:
         settings, resources = self._settings, self._resources
         fewest, most = settings.min_num_proc, settings.max_num_proc or _UNLIMITED
         cool_down_s = cool_down_range(settings.cooldown_range, "cooldown_range")
-        size = max(fewest, min(most, sum(free_slots(resources).values())))
-        options = ElasticOptions(size, fewest, most, reset_limit=settings.reset_limit, cool_down_s=cool_down_s)
         timeout_s = settings.elastic_timeout
-        policy = replace(options.policy(timeout_s, 0.0), is_discovering=True)
         pool = NodePool(resources, settings.discovery, fewest, timeout_s, (executable, ray.put(call), queue))
+        size = max(fewest, min(most, pool.look()))
+        options = ElasticOptions(size, fewest, most, reset_limit=settings.reset_limit, cool_down_s=cool_down_s)
+        policy = replace(options.policy(timeout_s, 0.0), is_discovering=True)
         display = Display(launcher="horovod.ray", place="Ray node")
         plan = LaunchPlan((), os.uname().nodename, self._variables, (), display=display)
         sinks = NullSink(), sink_of(sys.stderr, sys.__stderr__)

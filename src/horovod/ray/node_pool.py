@@ -84,8 +84,8 @@ class NodePool(Pool):
                 found.append(ReadyHost(name, job, int(self._nodes[name]["Resources"].get("CPU", 1))))
         return found
 
-    def look(self) -> None:
-        """Query the nodes of the cluster."""
+    def look(self) -> int:
+        """Query the nodes of the cluster; return the number of workers that they have room for."""
         self._look_at = time.monotonic() + _LOOK_S
         try:
             waiting = sum([job.unplaced() for job in self._jobs.values()])
@@ -93,7 +93,7 @@ class NodePool(Pool):
             nodes = alive_nodes()
         except Exception as error:
             self._report(f"the nodes that the job may use are not known, and stay as they are: {error}")
-            return
+            return sum(self._slots.values())
         self._nodes = {node_name(id_, node["NodeManagerAddress"]): node for id_, node in nodes.items()}
         offered = {name: found[key] for name, node in self._nodes.items() for key in _keys(node) if key in found}
         # Others may use a part of a node, and its workers would wait for them while another node has room.
@@ -110,6 +110,7 @@ class NodePool(Pool):
         for name, job in self._jobs.items():
             if name not in self._nodes:
                 job.lose("Ray does not list it as alive any more")
+        return room
 
     def _report(self, problem: str) -> None:
         if problem != self.problem:
