@@ -260,7 +260,7 @@ def _data() -> tuple[Any, Any]:
     return generator.standard_normal((ROWS, 3)), generator.standard_normal(ROWS)
 
 
-def _train_elastic(steps: int, dies_at: int, mark: str) -> dict[str, Any]:
+def _train_elastic(steps: int, dies_at: int, mark: str, kills: str) -> dict[str, Any]:
     import horovod.numpy as hvd
 
     hvd.init()
@@ -277,7 +277,7 @@ def _train_elastic(steps: int, dies_at: int, mark: str) -> dict[str, Any]:
             state.step += 1
             if hvd.rank() == 1 and state.step == dies_at and not Path(mark).exists():
                 Path(mark).touch()
-                _kill_above("daemon")
+                _kill_above(kills)
                 signal.pause()  # until the keeper has noticed
             state.commit()
 
@@ -286,20 +286,22 @@ def _train_elastic(steps: int, dies_at: int, mark: str) -> dict[str, Any]:
     return {**seen, "rank": hvd.rank(), "weights": state.weights, "steps": state.step}
 
 
+@pytest.mark.parametrize(("what", "fewest"), [("daemon", 1), ("keeper", 2)], ids=["task", "keeper"])
 def test_an_elastic_job_outlives_a_task_and_its_weights_are_those_of_an_undisturbed_run(
-    spark: Any, tmp_path: Path
+    spark: Any, tmp_path: Path, what: str, fewest: int
 ) -> None:
     import horovod.spark
 
     err = io.StringIO()
     mark = tmp_path / "killed"
     found = horovod.spark.run_elastic(
-        _train_elastic, (20, 7, str(mark)), num_proc=2, min_num_proc=1, elastic_timeout=300, stderr=err
+        _train_elastic, (20, 7, str(mark), what), num_proc=2, min_num_proc=fewest, elastic_timeout=300, stderr=err
     )
     assert mark.exists(), "nothing was killed"
     assert [result["rank"] for result in found] == [0, 1]
-    assert found[0]["sizes"] == [2, 1, 2] and found[1]["sizes"] == [2], err.getvalue()
-    lost = r"rank 1 \(on .*:1\) was lost with its Spark task: .*; 1 rank continues at step 7"
+    assert found[0]["sizes"] == ([2, 1, 2] if fewest == 1 else [2, 2]) and found[1]["sizes"] == [2], err.getvalue()
+    goes_on = "1 rank continues at step 7" if fewest == 1 else "waiting until 2 or more can go on"
+    lost = rf"rank 1 \(on .*:1\) was lost with its Spark task: .*; {goes_on}"
     assert re.search(lost, err.getvalue()), err.getvalue()
     x, y = _data()
     weights = np.zeros(3)

@@ -48,6 +48,7 @@ class Agent:
         self._silence_s = frames.SILENCE_BEFORE_START_S
         self._is_paused = False  # the launcher has been stopped, and says nothing
         self._own_path = ""  # folder of this Python, if it is not the launcher's
+        self.has_lost_ranks = False  # the process that watches them was killed
 
     def run(self) -> None:
         """Serve until the launcher is gone. Blocks for as long as the job runs."""
@@ -173,7 +174,8 @@ class Agent:
         for event in self._job.news():
             if "done" in event or "lost" in event:
                 self._poll.unregister(self._job)
-                self._finish("lost" in event)
+                self.has_lost_ranks = "lost" in event
+                self._finish(self.has_lost_ranks)
                 self._wire.send(frames.News(event))
                 return
             for fd in [fd for fd, (rank, _) in self._pipes.items() if rank == event.get("ended")]:

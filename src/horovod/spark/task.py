@@ -43,7 +43,11 @@ class RankTask:
         self._environ = dict(environ)
 
     def __call__(self, index: int, rows: Iterable[Any]) -> Iterator[Any]:
-        """Serve the driver until it hangs up. Blocks for as long as the job runs."""
+        """Serve the driver until it hangs up. Blocks for as long as the job runs.
+
+        Raises:
+            RuntimeError: the process that watches the rank was killed.
+        """
         from pyspark import SparkFiles, TaskContext
 
         context: Any = TaskContext.get()
@@ -72,4 +76,6 @@ class RankTask:
             agent.close()
             os.close(wire.outgoing)
             end.close()
+        if agent.has_lost_ranks:
+            raise RuntimeError("the process that watches the rank was killed")  # Spark starts a failed task again
         return iter(())
