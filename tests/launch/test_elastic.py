@@ -23,7 +23,7 @@ HOST = os.uname().nodename
 # first step in a generation up to ``until``. ``phases`` are words that rank 0 writes for the script that names hosts:
 # each one when the ranks are as many as it says, and the script has read the one before.
 TRAIN = """
-import ctypes, json, os, sys, time
+import ctypes, json, multiprocessing, os, sys, time
 from pathlib import Path
 import numpy as np
 import horovod.numpy as hvd
@@ -63,6 +63,8 @@ while True:
     elif act in ("exit 0", "exit 7"):
         os._exit(int(act[-1]))
     elif act == "stop":
+        held = multiprocessing.get_context("spawn").Semaphore()
+        print("holds", held._semlock.name, flush=True)
         os.kill(os.getpid(), 19)
     elif act == "hold":
         ctypes.PyDLL(None).sleep(7)  # with the GIL
@@ -135,6 +137,8 @@ def test_a_stopped_rank_is_killed_and_one_that_holds_the_gil_is_not(script: str)
     killed = rf"rank 1 \(pid \d+ on {HOST}:1\) was killed by horovodrun: it was stopped \(such as by SIGSTOP\)"
     assert re.search(rf"^horovodrun: {killed} and had not answered for 5 s; 2 ranks continue", ended.err, re.MULTILINE)
     assert re.search(r"^horovodrun: 1 loss and 0 joins by ", ended.err, re.MULTILINE), ended.err
+    [name] = re.findall(r"holds /(\S+)", ended.out)
+    assert not Path(f"/dev/shm/sem.{name}").exists(), "the rank's resource tracker, a process below it, was killed"
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,9 @@ class Discovery:
         for fd in ends:
             os.set_blocking(fd, False)
         texts = {end: bytearray() for end in ends}
-        self._job.start_rank(self._runs, 0, {}, theirs)
         deadline: float | None = time.monotonic() + LIMIT_S
         status: int | None = None
+        self._job.start_rank(self._runs, 0, {}, theirs)
         try:
             while not (self._closed.is_set() or self._is_over()):
                 self._job.flush()

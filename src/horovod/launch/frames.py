@@ -117,7 +117,7 @@ class StartRank(msgspec.Struct, tag="start", frozen=True):
 
 
 class KillRank(msgspec.Struct, tag="kill", frozen=True):
-    """Kills a rank and its descendants; with ``stopped_pid`` only if a signal has stopped that process."""
+    """Kills a rank; with ``stopped_pid`` only if a signal has stopped that process."""
 
     rank: int
     stopped_pid: int = 0

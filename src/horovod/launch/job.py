@@ -49,7 +49,7 @@ class Job:
         return ""
 
     def kill_rank(self, rank: int) -> None:
-        """Kill a rank and its descendants; ``news`` reports its end as usual."""
+        """Kill a rank; ``news`` reports its end as usual, and the processes below it end as after any loss."""
         raise NotImplementedError
 
     def kill_stopped(self, rank: int, pid: int) -> None:

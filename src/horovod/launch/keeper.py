@@ -252,8 +252,7 @@ class Keeper:
         if "start" in order:
             self._start(order, fds)
             return
-        for pid in [pid for pid, (rank, _) in self._running.items() if rank == order["kill"]]:
-            _signal(signal.SIGKILL, {pid, *descendants(pid), *descendants(os.getpid(), session=pid)})
+        _signal(signal.SIGKILL, [pid for pid, (rank, _) in self._running.items() if rank == order["kill"]])
 
     def _kill(self) -> None:
         self._is_open = False
