@@ -310,11 +310,12 @@ def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
     assert tracebacks.summary(ranks.get) == ["rank 4 and a new process ended with the same traceback as a new process"]
 
 
-def test_tracebacks_that_differ_by_the_own_rank_are_equal() -> None:
+@pytest.mark.parametrize("own", [b"bad (rank %d, at s.py:1)", b"bad, while rank %d waited in allreduce 'g'"])
+def test_tracebacks_that_differ_by_the_own_rank_are_equal(own: bytes) -> None:
     sink = MemorySink()
     tracebacks, streams = _streams(sink, 3)
     for rank, named in enumerate((0, 1, 1)):
-        streams[rank].feed(TRACEBACK.replace(b"bad", b"bad (rank %d, at s.py:1)" % named))
+        streams[rank].feed(TRACEBACK.replace(b"bad", own % named))
         streams[rank].finish()
     assert tracebacks.summary() == ["rank 1 ended with the same traceback as rank 0"]
     assert tracebacks.only() == set()

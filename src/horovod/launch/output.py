@@ -325,7 +325,8 @@ class Tracebacks:
         """
         if len(text) > _MOST_HELD:
             return False
-        first = self._first.setdefault(text.replace(b"(rank %d, at " % rank, b"(at "), rank)
+        text = text.replace(b"(rank %d, at " % rank, b"(at ").replace(b", while rank %d waited in " % rank, b", in ")
+        first = self._first.setdefault(text, rank)
         if first != rank:
             self._same.setdefault(first, []).append(rank)
         return first != rank
