@@ -62,6 +62,16 @@ def test_words_for_each_way_to_end(ended: Exit, said: str) -> None:
     assert lines[-1] == f"rank 2 (pid 102): {said}"
 
 
+def test_ranks_of_a_large_job_that_ended_alike_share_a_line() -> None:
+    plan = LaunchPlan(("x",), "box", {}, ({},) * 9)
+    exits = [Exit(0, 100, 0), Exit(1, 101, 3), *(Exit(rank, 100 + rank, -TERM, TERM) for rank in (2, 3, 4, 6, 7))]
+    assert report(plan, Outcome(exits))[1:] == [
+        "rank 0 (pid 100): ended well, before rank 1 failed",
+        "ranks 2, 3, 4, 6, 7: each ended by horovodrun with SIGTERM",
+        "ranks 5, 8: each was never started",
+    ]
+
+
 def test_a_rank_that_left_early_may_be_the_reason() -> None:
     exits = [Exit(2, 102, 0), Exit(1, 101, 1), Exit(0, 100, 0)]
     assert report(PLAN, Outcome(exits))[1:] == [

@@ -14,6 +14,8 @@ from horovod.rendezvous.endings import signal_name
 __all__ = ["Exit", "Outcome", "alone_text", "exit_code", "report", "trains_together"]
 
 _LONGEST_LINE = 2000
+#: In a job of more ranks, those that ended alike share a line.
+_LINE_EACH = 8
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,8 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         ranks = f"{plan.size} {noun}{'s' * (plan.size != 1)}"
         return [*lines, f"{name} received; ended {ended} of {ranks}, nothing is left running"]
     first = outcome.first_failure
-    by_rank = {e.rank: e for e in outcome.exits}
     if first is None:
-        of_ranks = range(plan.size) if outcome.lost else ()
-        return lines + [_other(plan, rank, by_rank.get(rank), outcome.lost) for rank in of_ranks]
+        return lines + (_others(plan, outcome, None) if outcome.lost else [])
     where = f"{plan.host_of(first.rank)} (pid {first.pid})"
     lines.append(f"{noun} {first.rank} on {where} {_fate(first)}{_memory(first, oom_kills)}")
     tail = outcome.tails.get(first.rank, [])
@@ -83,14 +83,7 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         what = "output" if first.rank in plan.display.hidden else "stderr"
         lines.append(f"the last lines of {noun} {first.rank}'s {what}:")
         lines += [f"    {line[:_LONGEST_LINE]}{' [...]' * (len(line) > _LONGEST_LINE)}" for line in tail]
-    for rank in range(plan.size):
-        other = by_rank.get(rank)
-        if rank != first.rank:
-            before = other is not None and outcome.exits.index(other) < outcome.exits.index(first)
-            lines.append(
-                _other(plan, rank, other, outcome.lost) + (f", before {noun} {first.rank} failed" if before else "")
-            )
-    return lines
+    return lines + _others(plan, outcome, first)
 
 
 def trains_together(command: tuple[str, ...], size: int) -> bool:
@@ -128,11 +121,33 @@ def _memory(first: Exit, oom_kills: int) -> str:
     return f", probably out of memory: the kernel killed for want of memory {times} while the job ran"
 
 
-def _other(plan: LaunchPlan, number: int, ended: Exit | None, lost: Mapping[int, str]) -> str:
-    rank = f"{plan.display.noun} {number}" + (f" on {plan.host_of(number)}" if plan.counts else "")
+def _others(plan: LaunchPlan, outcome: Outcome, first: Exit | None) -> list[str]:
+    """Return a line for each rank but the first that failed; in a large job, one for all that ended alike."""
+    noun, exits, by_rank = plan.display.noun, outcome.exits, {e.rank: e for e in outcome.exits}
+    lines: dict[int, str] = {}
+    alike: dict[str, list[int]] = {}
+    for rank in range(plan.size):
+        ended = by_rank.get(rank)
+        if first is not None and rank == first.rank:
+            continue
+        how = _end(plan, rank, ended, outcome.lost)
+        if first is not None and ended is not None and exits.index(ended) < exits.index(first):
+            how += f", before {noun} {first.rank} failed"
+        where = f" on {plan.host_of(rank)}" * bool(plan.counts) + (f" (pid {ended.pid})" if ended else "")
+        lines[rank] = f"{noun} {rank}{where}: {how}"
+        alike.setdefault(how, []).append(rank)
+    if plan.size <= _LINE_EACH:
+        return list(lines.values())
+    return [
+        lines[ranks[0]] if len(ranks) == 1 else f"{noun}s {', '.join(map(str, ranks))}: each {how}"
+        for how, ranks in alike.items()
+    ]
+
+
+def _end(plan: LaunchPlan, rank: int, ended: Exit | None, lost: Mapping[int, str]) -> str:
     if ended is None:
-        return f"{rank}: was lost with its host" if number in lost else f"{rank}: was never started"
+        return "was lost with its host" if rank in lost else "was never started"
     if ended.sent and ended.status < 0:
         how = " after it ignored SIGTERM" if ended.status == -signal.SIGKILL and ended.sent == signal.SIGKILL else ""
-        return f"{rank} (pid {ended.pid}): ended by {plan.display.launcher} with {signal_name(-ended.status)}{how}"
-    return f"{rank} (pid {ended.pid}): {_fate(ended)}"
+        return f"ended by {plan.display.launcher} with {signal_name(-ended.status)}{how}"
+    return _fate(ended)
