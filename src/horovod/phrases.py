@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import TextIO
 __all__ = ["discard_output", "few", "format_bytes", "list_ranks", "nearest", "printable", "show_any_text"]
 
 _NAMED = 3
+_SHORT_RUN = 5
 _TOO_SHORT = len("--log")  # for first words of a flag
 
 
@@ -20,10 +22,13 @@ def few(names: Sequence[object]) -> str:
     return ", ".join(str(name) for name in names[:_NAMED]) + more
 
 
-def list_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 1, 2, 3``."""
-    listed = [str(rank) for rank in ranks]
-    return f"rank{'s' * (len(listed) != 1)} {', '.join(listed)}"
+def list_ranks(ranks: Iterable[int], noun: str = "rank") -> str:
+    """Return ``rank 3`` or ``ranks 1, 2, 3``, with long runs as in ``ranks 0-63, 65``."""
+    listed, parts = list(ranks), []
+    for _, run in itertools.groupby(enumerate(listed), lambda place: place[1] - place[0]):
+        numbers = [str(number) for _, number in run]
+        parts += numbers if len(numbers) <= _SHORT_RUN else [f"{numbers[0]}-{numbers[-1]}"]
+    return f"{noun}{'s' * (len(listed) != 1)} {', '.join(parts)}"
 
 
 def format_bytes(nbytes: float) -> str:

@@ -53,6 +53,7 @@ def test_unnamed_operations_of_a_rank_are_found() -> None:
 def test_words() -> None:
     assert list_ranks([3]) == "rank 3"
     assert list_ranks([1, 2]) == "ranks 1, 2"
+    assert list_ranks([*range(64), 65, *range(70, 75)]) == "ranks 0-63, 65, 70, 71, 72, 73, 74"
     many = [request(f"allreduce.{letter}") for letter in "abcde"]
     assert names(many).endswith("and 2 more")
     assert names([request("allreduce.w", 4)]) == "allreduce 'w' (allreduce.w.py:1) of process set 4"

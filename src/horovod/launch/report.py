@@ -139,8 +139,7 @@ def _others(plan: LaunchPlan, outcome: Outcome, first: Exit | None) -> list[str]
     if plan.size <= _LINE_EACH:
         return list(lines.values())
     return [
-        lines[ranks[0]] if len(ranks) == 1 else f"{noun}s {', '.join(map(str, ranks))}: each {how}"
-        for how, ranks in alike.items()
+        lines[ranks[0]] if len(ranks) == 1 else f"{list_ranks(ranks, noun)}: each {how}" for how, ranks in alike.items()
     ]
 
 
