@@ -135,8 +135,9 @@ def test_names_that_scripts_take_from_inside_are_there() -> None:
     assert float(hvd._make_subgraph(lambda x: hvd._allreduce(x))(tf.constant(1.0))) == 2.0
     assert [float(x) for x in hvd._grouped_allreduce([tf.constant(1.0)] * 2)] == [2.0, 2.0]
     assert hvd._reducescatter(tf.ones([2])).numpy().tolist() == [2.0]
-    reduce = hvd._make_allreduce_grads_fn("x", "", "", hvd.Compression.none, False, hvd.Average, 1.0, 0)
-    assert float(reduce([tf.constant(hvd.rank() * 1.0)], [a])[0]) == 0.5
+    for groups in (0, None):
+        reduce = hvd._make_allreduce_grads_fn("x", "", "", hvd.Compression.none, False, hvd.Average, 1.0, groups)
+        assert float(reduce([tf.constant(hvd.rank() * 1.0)], [a])[0]) == 0.5
     assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
     assert hvd.check_num_rank_power_of_2(4)
     assert LocalGradientAggregationHelperEager(1, reduce, False, False).backward_passes_per_step == 1

@@ -163,7 +163,6 @@ class Discovery:
             os.set_blocking(fd, False)
         texts = {end: bytearray() for end in ends}
         deadline: float | None = time.monotonic() + LIMIT_S
-        status: int | None = None
         self._job.start_rank(self._runs, 0, {}, theirs)
         try:
             while not (self._closed.is_set() or self._is_over()):
@@ -175,14 +174,11 @@ class Discovery:
                     if "lost" in event or "done" in event:
                         return ScriptAnswer({}, "cannot be run any more: the process that watches it was killed")
                     if event.get("ended") == self._runs:
-                        status = event["status"]
                         for end, text in texts.items():
                             _drain(end, text)
                         out, error = (bytes(text).decode(errors="replace") for text in texts.values())
-                        is_late = deadline is None
-                        return read_answer(
-                            None if is_late else status, out, error, self._slots, self._is_here, self._own
-                        )
+                        status = None if deadline is None else event["status"]
+                        return read_answer(status, out, error, self._slots, self._is_here, self._own)
                 if deadline is not None and time.monotonic() >= deadline:
                     deadline = None
                     self._job.kill_rank(self._runs)

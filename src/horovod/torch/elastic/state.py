@@ -154,7 +154,7 @@ class TorchState(ObjectState):
             False if the step changed parameters, or may have changed them.
         """
         super().undo()
-        return self._capture.undo() and self._can_keep_steps()
+        return self._capture.undo()
 
     def _can_keep_steps(self) -> bool:
         return not self._held(HostMethods)  # a lost rank's part of the optimizer's state is in the last commit alone
