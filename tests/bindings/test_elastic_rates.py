@@ -173,6 +173,8 @@ def test_rows_of_pandas_go_by_place_and_not_by_label(monkeypatch: pytest.MonkeyP
 def test_what_cannot_be_dealt_is_refused() -> None:
     with pytest.raises(ValueError, match=r"pass list\(data\).*Received: list_iterator"):
         shard(iter([1, 2]), 1)
+    with pytest.raises(ValueError, match="Received: list_iterator"):
+        shard((np.zeros(2), iter([1, 2])), 1)
     with pytest.raises(ValueError, match="arrays must have one length"):
         shard((np.zeros(3), np.zeros(4)), 1)
     with pytest.raises(ValueError, match="nothing to deal"):

@@ -118,6 +118,8 @@ def test_arguments_of_the_optimizer() -> None:
         hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=0)
     with pytest.raises(ValueError, match="must be a ProcessSet"):
         hvd.DistributedOptimizer(optax.sgd(0.1), process_set=[0, 1])
+    with pytest.raises(RequestError, match=r"compression must have compress\(\) .* Received: 'fp16'"):
+        hvd.DistributedOptimizer(optax.sgd(0.1), compression="fp16")
     with pytest.raises(RequestError, match="gradient_predivide_factor needs op=Average"):
         hvd.DistributedOptimizer(optax.sgd(1.0), op=hvd.Sum, gradient_predivide_factor=2.0)
     for wrong, told in ((optax.sgd, "sgd, not called"), (0.1, "float")):

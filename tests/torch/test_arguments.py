@@ -105,7 +105,7 @@ def test_arguments_of_collectives_that_do_not_fit_are_named(call: Callable[[torc
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(RequestError, match=text):
         hvd.DistributedOptimizer(sgd(net()), **options)
 
 
@@ -293,6 +293,15 @@ def test_a_nested_tensor_is_refused_with_a_remedy() -> None:
     for layout in (torch.strided, torch.jagged):
         with pytest.raises(ValueError, match="cannot be sent as it is"):
             hvd.allreduce(torch.nested.nested_tensor(parts, layout=layout))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_a_sparse_tensor_is_refused_with_a_remedy_for_its_layout() -> None:
+    table = torch.eye(2)
+    with pytest.raises(ValueError, match=r"use to_dense\(\), or sparse_allreduce_async\(\)$"):
+        hvd.allreduce(table.to_sparse())
+    with pytest.raises(ValueError, match=r"use to_dense\(\)$"):  # sparse_allreduce_async takes COO only
+        hvd.allreduce(table.to_sparse_csr())
 
 
 def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:

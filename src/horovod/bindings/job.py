@@ -98,7 +98,7 @@ class JobFunctions:
         return context.engine().stats()
 
     def mpi_threads_supported(self) -> bool:
-        """Return False: ranks do not communicate through MPI.
+        """Return False, also where tensors move over MPI.
 
         Raises:
             NotInitializedError: ``init()`` was not called.
@@ -111,7 +111,7 @@ class JobFunctions:
         return False
 
     def mpi_enabled(self) -> bool:
-        """Return False: ranks do not communicate through MPI, even under mpirun."""
+        """Return False: MPI does not coordinate the ranks, even where tensors move over it."""
         return False
 
     def gloo_built(self) -> bool:

@@ -16,6 +16,7 @@ from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.set_registry import KnownSet, SetRegistry
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call
+from horovod.errors import RequestError
 from horovod.phrases import list_ranks
 from horovod.world import World
 
@@ -296,12 +297,12 @@ def id_or_none(process_set: ProcessSet) -> int | None:
     """Return the id of a process set; None if it is not registered.
 
     Raises:
-        ValueError: ``process_set`` is not a process set.
+        RequestError: ``process_set`` is not a process set.
     """
     try:
         return process_set.process_set_id
     except AttributeError:
-        raise ValueError(
+        raise RequestError(
             "process_set must be a ProcessSet, such as hvd.add_process_set() returns; "
             f"received {process_set!r} of type {type(process_set).__name__}"
         ) from None

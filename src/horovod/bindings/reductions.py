@@ -59,7 +59,7 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
     """Return the reduction that ``op`` or Horovod's older ``average`` selects.
 
     Raises:
-        ValueError: both are given, ``op`` is not a reduction, or ``average`` is one.
+        RequestError: both are given, ``op`` is not a reduction, or ``average`` is one.
     """
     if average is None:
         if isinstance(op, ReduceOp):
@@ -69,12 +69,12 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
         # Other libraries number theirs differently: torch.distributed's SUM is 0, which is Average here.
         if isinstance(op, int | np.integer) and not isinstance(op, bool) and op in list(ReduceOp):
             return ReduceOp(op)
-        raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}")
+        raise RequestError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}")
     given: object = average  # Horovod's second argument is easily mistaken for another one
     if isinstance(given, ReduceOp):
-        raise ValueError(f"average must be True or False; did you mean op=hvd.{given.name.capitalize()}?")
+        raise RequestError(f"average must be True or False; did you mean op=hvd.{given.name.capitalize()}?")
     if op is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        raise RequestError("The op parameter supersedes average. Please provide only one of them.")
     # Published scripts call allreduce(loss, "loss"), which is an average in Horovod, too.
     hint = f"; {given!r} counts as {bool(given)}, did you mean name={given!r}?" if isinstance(given, str) else ""
     warn_deprecated(f"Parameter `average` has been replaced with `op`{hint}")

@@ -305,10 +305,10 @@ def id_of(process_set: ProcessSet) -> int:
     """Return the id of a registered process set.
 
     Raises:
-        ValueError: ``process_set`` is not registered, or is not a process set.
+        RequestError: ``process_set`` is not registered, or is not a process set.
     """
     if (key := id_or_none(process_set)) is None:
-        raise ValueError(not_registered(process_set))
+        raise RequestError(not_registered(process_set))
     return key
 
 

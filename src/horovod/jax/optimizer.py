@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from horovod.bindings.compression import Compression, Compressor, compress, decompress
+from horovod.bindings.compression import Compression, Compressor, check_compression, compress, decompress
 from horovod.bindings.gradients.parameters import check_passes, predivided
 from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
@@ -120,6 +120,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
     how = resolve_op(op, None)
     id_or_none(process_set)
+    check_compression(compression)
     check_passes(backward_passes_per_step)
     prescale, postscale = predivided(how, gradient_predivide_factor)
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):

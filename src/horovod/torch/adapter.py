@@ -38,8 +38,8 @@ class TorchAdapter(Adapter):
             raise ValueError("a nested tensor cannot be sent as it is; send its parts, or to_padded_tensor()")
         if tensor.layout is not _STRIDED:
             raise ValueError(
-                f"a tensor of layout {tensor.layout} cannot be sent as it is; "
-                "use sparse_allreduce_async() or to_dense()"
+                f"a tensor of layout {tensor.layout} cannot be sent as it is; use to_dense()"
+                f"{', or sparse_allreduce_async()' * (tensor.layout is torch.sparse_coo)}"
             )
         if is_transformed(tensor):
             raise ValueError(

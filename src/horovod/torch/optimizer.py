@@ -49,8 +49,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer step with the gradients of all ranks.
 
-    Gradients are reduced in buckets while backward still runs; ``step()`` waits for them. From the second
-    step on each ``p.grad`` is a view of its bucket, which the next backward overwrites: clone a
+    Gradients are reduced in buckets while backward still runs; ``step()`` waits for them. From the first
+    ``step()`` on each ``p.grad`` is a view of its bucket, which the next backward overwrites: clone a
     gradient that must be kept.
 
     If a parameter has a gradient only on some ranks, the other ranks contribute zeros; a parameter without one

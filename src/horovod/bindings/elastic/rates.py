@@ -21,7 +21,7 @@ class LearningRateScale:
         groups: objects with learning rates for ``reference_size`` ranks: ``optimizer.param_groups`` of PyTorch; a Keras
             optimizer or a list of them; ``()`` if the program multiplies its updates by ``step()`` itself, as in JAX.
         reference_size: number of ranks for which the learning rates were chosen.
-        ramp_steps: number of steps over which the rate changes linearly to its new value.
+        ramp_steps: number of steps with rates on a straight line from the old to the new one, before the latter holds.
 
     Raises:
         ValueError: ``reference_size`` or ``ramp_steps`` is out of range.

@@ -38,10 +38,10 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
     columns = list(_columns(data))
     if not columns:
         raise ValueError(f"there is nothing to deal. Received: {data!r}")
-    if not all(hasattr(column, "__len__") and hasattr(column, "__getitem__") for column in columns):
+    if wrong := [column for column in columns if not (hasattr(column, "__len__") and hasattr(column, "__getitem__"))]:
         raise ValueError(
             "shard() takes arrays and sequences, which have a length and items; pass list(data) if it fits in memory. "
-            f"Received: {type(data).__name__}"
+            f"Received: {type(wrong[0]).__name__}"
         )
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"arrays must have one length. Received: {[len(column) for column in columns]}")
