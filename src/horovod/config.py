@@ -116,7 +116,7 @@ class Config:
         unit="seconds",
     )  # fmt: skip
     host_timeout_s: float = _setting(
-        "HOROVOD_HOST_TIMEOUT", 10.0, "All ranks raise PeerLostError when a host has not answered for this long.",
+        "HOROVOD_HOST_TIMEOUT", 10.0, "All ranks raise PeerLostError within this time when a host has fallen silent.",
         unit="seconds", minimum=1,
     )  # fmt: skip
     stall_check_disable: bool = _setting(
