@@ -29,6 +29,7 @@ import numpy as np
 import horovod.numpy as hvd
 from horovod import context
 from horovod.errors import DismissedError
+from horovod.logs import logger
 
 plan = json.loads(sys.argv[1])
 phases = plan.get("phases", [])
@@ -86,6 +87,7 @@ while True:
             break
     except hvd.HorovodInternalError:
         pass
+logger.warning("over")
 print("done", hvd.rank(), hvd.size(), step, flush=True)
 """
 SOON = ("--blacklist-cooldown-range", "1", "1")
@@ -104,6 +106,8 @@ def done(ended: Ended) -> list[tuple[int, int, int]]:
     assert ended.code == 0, ended.err
     found = re.findall(r"^\[(\d+)\]<stdout>:done (\d+) (\d+) (\d+)$", ended.out, re.MULTILINE)
     assert all(label == rank for label, rank, _, _ in found)
+    logged = re.findall(r"^\[(\d+)\]<stderr>:.* horovod\[(\d+)\] WARNING: over$", ended.err, re.MULTILINE)
+    assert sorted(logged) == sorted((rank, rank) for _, rank, _, _ in found)
     return sorted((int(rank), int(size), int(step)) for _, rank, size, step in found)
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from horovod import logs
 from horovod.config import Config
 from horovod.engine.engine import Engine
 from horovod.engine.link import Link
@@ -106,6 +107,7 @@ def renew(
     while True:
         place = client.await_place()
         world = _at(place, base, client)
+        logs.configure(settings, world.rank)
         engine = None
         try:
             engine = Engine(assemble(world, settings, place.generation, observer), settings, observer)
