@@ -122,6 +122,29 @@ def test_a_very_long_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "t").read_bytes().endswith(b"}\n]")
 
 
+@pytest.mark.parametrize("most", [4 * 4096, 1 << 20], ids=["very long", "short"])
+@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "killed"])
+def test_a_recording_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool, most: int) -> None:
+    """A very long one is neither read as a whole nor copied: a reset of an elastic job would wait for that."""
+    path = tmp_path / "t"
+    monkeypatch.setattr(file, "_CUT_BYTES", most)
+    monkeypatch.setattr(file, "_FIRST_BYTES", 3 * 4096)
+    trace = TraceFile(path, event(0), goes_on=True)
+    for session in range(4):
+        trace.append([event(1 + 200 * session + i) for i in range(200)])
+        inode = path.stat().st_ino
+        if is_finished:
+            trace.finish()
+        else:
+            os.close(trace._fd)
+        trace = TraceFile(path, event(-1), goes_on=True)
+        assert trace.before.startswith(b"[\n" + event(0)) and len(trace.before) <= 4096
+        assert (path.stat().st_ino == inode) or (is_finished and most == 1 << 20)
+        assert numbers(path) == list(range(201 + 200 * session))
+    trace.finish()
+    assert numbers(path) == list(range(801))
+
+
 WRITER = """
 import sys
 from pathlib import Path

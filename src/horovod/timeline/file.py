@@ -2,7 +2,7 @@
 
 The file is one array whose end is far ahead, after blanks: ``[ event, event,            ]``. Events are written into
 the blanks, each write within one page of the file: the kernel does it as a whole or not at all. When the blanks are
-used up, a longer copy replaces the file.
+used up, a longer copy replaces the file; a very long file gets more blanks in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["MOST_BYTES", "TraceFile"]
 _PAGE = 4096
 _FIRST_BYTES = 256 << 10
 _COPY_BYTES = 1 << 20
-#: When finished, a longer file is cut, not copied; it then has no end between two system calls.
+#: A longer file is changed in its place, not copied; it then has no end, or two, between two system calls.
 _CUT_BYTES = 64 << 20
 #: The longest event that can be written.
 MOST_BYTES = _PAGE - 2
@@ -39,11 +39,14 @@ class TraceFile:
         self.path = final_path(path.absolute())
         if self.path.exists() and not self.path.is_file():
             raise OSError(errno.EINVAL, "no regular file", str(path))
-        self._position = 0
+        self._position = self._length = 0
         self._fd = -1
-        #: The events of an earlier recording; empty if there is none.
-        self.before = _read(self.path) if goes_on else b""
-        self._lengthen(_FIRST_BYTES, self.before or b"[\n" + first)
+        #: The beginning of an earlier recording, with its first event; empty if there is none.
+        self.before = self._open() if goes_on else b""
+        if not self.before:
+            self._lengthen(_FIRST_BYTES, b"[\n" + first)
+        elif self._position + 2 * _PAGE > self._length:
+            self._lengthen(_FIRST_BYTES)
 
     def append(self, events: Iterable[bytes]) -> None:
         """Write events, each without line breaks and no longer than ``MOST_BYTES``; longer ones are left out.
@@ -89,7 +92,27 @@ class TraceFile:
         if self._position + 2 * _PAGE > self._length:
             self._lengthen(self._length)
 
+    def _open(self) -> bytes:
+        """Open an earlier recording at its end, and return its first page; empty if there is none."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return b""
+        begin, length = os.pread(fd, _PAGE, 0), _ink(fd, os.fstat(fd).st_size)
+        if not begin.startswith(b"[") or os.pread(fd, 1, length - 1) != b"]":
+            os.close(fd)
+            return b""
+        self._fd, self._length, self._position = fd, length, _ink(fd, length - 1)
+        return begin
+
     def _lengthen(self, by: int, head: bytes = b"") -> None:
+        if self._position > _CUT_BYTES:
+            by = min(by, _CUT_BYTES)
+            _blank(self._fd, self._length, self._length + by - 2)
+            os.pwrite(self._fd, b"\n]", self._length + by - 2)
+            os.pwrite(self._fd, b" ", self._length - 1)
+            self._length += by
+            return
         self._replace(self._position + len(head) + by, head)
         self._position += len(head)
 
@@ -122,15 +145,21 @@ class TraceFile:
         while at < self._position:
             at += os.pwrite(fd, os.pread(self._fd, min(_COPY_BYTES, self._position - at), at), at)
         at += os.pwrite(fd, head, at)
-        while at < length - 2:
-            at += os.pwrite(fd, b" " * min(_COPY_BYTES, length - 2 - at), at)
-        os.pwrite(fd, b"\n]", at)
+        _blank(fd, at, length - 2)
+        os.pwrite(fd, b"\n]", length - 2)
 
 
-def _read(path: Path) -> bytes:
-    """Return the events of a trace, without its end; empty if there is no trace."""
-    try:
-        data = path.read_bytes().rstrip()
-    except FileNotFoundError:
-        return b""
-    return data[:-1].rstrip() if data.startswith(b"[") and data.endswith(b"]") else b""
+def _blank(fd: int, at: int, end: int) -> None:
+    """Write blanks."""
+    while at < end:
+        at += os.pwrite(fd, b" " * min(_COPY_BYTES, end - at), at)
+
+
+def _ink(fd: int, end: int) -> int:
+    """Return where the blanks before ``end`` begin."""
+    while end > 0:
+        start = max(0, end - _COPY_BYTES)
+        if found := os.pread(fd, end - start, start).rstrip():
+            return start + len(found)
+        end = start
+    return 0
