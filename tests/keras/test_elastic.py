@@ -129,25 +129,6 @@ def test_a_step_that_fails_after_its_update_is_not_done_twice() -> None:
 
 @pytest.mark.slow
 @on_ranks(1, given=["framework"])
-def test_a_state_goes_back_to_values_from_before_the_first_batch() -> None:
-    import numpy as np
-
-    keras, hvd = keras_and_hvd()
-    hvd.init()
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
-    model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
-    state = hvd.elastic.KerasState(model)
-    first = [np.array(value) for value in model.get_weights()]
-    model.fit(np.ones((8, 3)), np.zeros((8, 1)), batch_size=4, verbose=0)  # makes the variables of metrics
-    assert any((new != old).any() for new, old in zip(model.get_weights(), first, strict=True))
-    state.restore()
-    assert all((new == old).all() for new, old in zip(model.get_weights(), first, strict=True))
-    assert not any(np.array(each).any() for metric in model.metrics for each in metric.variables)
-
-
-@pytest.mark.slow
-@on_ranks(1, given=["framework"])
 def test_a_new_rank_keeps_the_velocities_that_callbacks_of_the_others_have_scaled() -> None:
     import numpy as np
 

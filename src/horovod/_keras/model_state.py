@@ -25,7 +25,8 @@ class ModelState(VariablesState):
 
     Args:
         model: the trained model; it must be built.
-        optimizer: the optimizer; by default that of the model.
+        optimizer: the optimizer; by default that of the model. The state also holds those that other attributes of the
+            model have by then, as a GAN's.
         backend: accepted and ignored.
         **kwargs: attributes of the state, such as ``epoch=0, batch=0``; they are saved and synchronized, too.
 
@@ -72,8 +73,11 @@ class ModelState(VariablesState):
         self._generators = (*BUILT_IN, *self._backend.generators)
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is not None:
-            self._kit.build(self.optimizer, model.trainable_variables)
+        # A `train_step` of the model's own may use more.
+        others = [v for name, v in vars(model).items() if name != "optimizer" and hasattr(v, "apply_gradients")]
+        self._optimizers = list({id(each): each for each in (self.optimizer, *others) if each is not None}.values())
+        for each in self._optimizers:
+            self._kit.build(each, model.trainable_variables)
         settings = getattr(self.optimizer, "_settings", None)
         is_legacy = hasattr(self.optimizer, "_agg_helper")
         if context.is_elastic() and is_legacy and settings is not None and settings.passes > 1:
@@ -95,27 +99,30 @@ class ModelState(VariablesState):
         return [*self.model.trainable_weights, *(v for v in self._of_optimizer() if id(v) not in sums)]
 
     def _own(self) -> list[Any]:
-        """Return random states and metrics."""
+        """Return random states, metrics, and states of recurrent layers, which Keras does not count as variables."""
         shared = {id(variable) for variable in self._shared()}
         every = [*self.model.variables, *(v for metric in self.model.metrics for v in metric.variables)]
+        layers = list(self.model._flatten_layers())
         # tf_keras has these after tf.keras.backend.experimental.enable_tf_random_generator().
-        random = [getattr(layer, "_random_generator", None) for layer in self.model._flatten_layers()]
+        random = [getattr(layer, "_random_generator", None) for layer in layers]
         every += [made.state for each in random if (made := getattr(each, "_generator", None)) is not None]
+        states = _leaves([getattr(layer, "states", None) for layer in layers])
+        every += [state for state in states if self._kit.is_variable(state)]
         return [variable for variable in every if id(variable) not in shared]
 
     def _of_optimizer(self) -> list[Any]:
-        if self.optimizer is None:
-            return []
-        variables = self.optimizer.variables
-        found = list(variables() if callable(variables) else variables)
-        rate = getattr(self._kit.innermost(self.optimizer), "learning_rate", None)
-        if self._kit.is_variable(rate) and all(variable is not rate for variable in found):
-            found.append(rate)  # tf_keras leaves it out
+        found: list[Any] = []
+        for optimizer in self._optimizers:
+            variables = optimizer.variables
+            found += variables() if callable(variables) else variables
+            rate = getattr(self._kit.innermost(optimizer), "learning_rate", None)
+            if self._kit.is_variable(rate) and all(variable is not rate for variable in found):
+                found.append(rate)  # tf_keras leaves it out
         return found
 
     def _sums(self) -> Sequence[Any]:
-        """Return the gradients that the optimizer has added up since its last update; each rank has its own."""
-        return accumulated_gradients(self._kit.innermost(self.optimizer))
+        """Return the gradients that the optimizers have added up since their last update; each rank has its own."""
+        return [v for each in self._optimizers for v in accumulated_gradients(self._kit.innermost(each))]
 
     def _changed_early(self) -> list[Any]:
         if self._backend.changes_all(self._has_stepped):
@@ -199,6 +206,10 @@ class ModelState(VariablesState):
             self.model.reset_metrics()
             return self._is_unchanged()
         return is_undone
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, list | tuple) else [value]
 
 
 def _number(value: Any) -> Any:
