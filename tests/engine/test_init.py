@@ -17,6 +17,7 @@ import pytest
 from children import report
 from harness import Ranks, on_ranks
 
+from horovod import context
 from horovod.errors import InitError, NotInitializedError
 
 
@@ -34,6 +35,24 @@ def _open() -> list[str]:
         + [line.split()[-1] for line in maps if "memfd:horovod" in line]
         + [thread.name for thread in threading.enumerate() if "horovod" in thread.name]
     )
+
+
+@on_ranks(2, init=False)
+def test_the_last_tensor_takes_the_arena_with_it_even_if_something_refers_to_the_engine() -> None:
+    """As the traceback of a lost rank does, in a cycle that Python may not look for in hours."""
+    import torch
+
+    import horovod.torch as hvd
+
+    before = _open()
+    hvd.init()
+    engine, tensor = context.engine(), hvd.zeros(100)
+    for _ in range(5):
+        hvd.allreduce(torch.ones(10), name="a")
+    hvd.shutdown()
+    assert engine is not None and _open() != before
+    del tensor
+    assert _open() == before
 
 
 @on_ranks(2, init=False)

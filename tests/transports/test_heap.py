@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -113,3 +114,16 @@ def test_a_tensor_outlives_the_arena() -> None:
     arena.close()
     assert block.sum() == 9 * PAGE
     del block
+
+
+def test_a_closed_arena_that_something_refers_to_does_not_keep_its_memory() -> None:
+    fd = create_memfd("horovod-test", FRONT + 2 * PAGE)
+    arena = Arena(fd, FRONT + 2 * PAGE)
+    os.close(fd)
+    memory = weakref.ref(arena.memory)
+    first, second = (np.frombuffer(arena.allocate(PAGE), dtype=np.uint8) for _ in range(2))
+    arena.close()
+    del first
+    assert memory() is not None and not second.any()
+    del second
+    assert memory() is None

@@ -160,7 +160,7 @@ class Arena:
             return
         self._live.pop(offset, None)
         length = -(-nbytes // _ALIGN) * _ALIGN
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, ReferenceError):
             self.memory.madvise(mmap.MADV_REMOVE, offset, length)
         # Finalizers run anywhere, also inside take(): only an append is safe here.
         self._returned.append((offset, nbytes))
@@ -187,6 +187,8 @@ class Arena:
         self.results.close()
         self._views.forget()
         unmap(self.memory)
+        # Cycles of objects that refer to this one must not keep it until Python looks for them.
+        self.memory = weakref.proxy(self.memory)
 
 
 class _ResultRegion(Region):

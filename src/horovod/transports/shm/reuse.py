@@ -43,11 +43,20 @@ class Budget:
         with self._lock:
             self._count += count
             if self._count > self._most:
-                for other in list(self._keepers):
-                    other.forget()
-                self._keepers.clear()
+                self._forget()
                 self._count = count
             self._keepers.add(keeper)
+
+    def forget(self) -> None:
+        """Let all keepers drop their views."""
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        for keeper in list(self._keepers):
+            keeper.forget()
+        self._keepers.clear()
+        self._count = 0
 
 
 class Recurring:

@@ -184,6 +184,8 @@ class ShmTransport(Transport):
         self.results.rest()
 
     def close(self) -> None:
+        # Entries and plans refer to each other: their views would keep the arenas until Python looks for such cycles.
+        self.staging.budget.forget()
         for arena in self.arenas:
             arena.close()
         self.control.close()
