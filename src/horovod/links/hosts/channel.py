@@ -163,7 +163,8 @@ class LeaderChannel(CoordinatorChannel):
 
     def _publish(self) -> None:
         super()._publish()
-        self._decider.published()
+        if not self._hidden:
+            self._decider.published()
 
 
 def _told(entry: LogEntry) -> frames.Message:

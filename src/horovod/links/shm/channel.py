@@ -6,6 +6,7 @@ proxy if the coordinator is on another host.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -104,6 +105,8 @@ class CoordinatorChannel(LocalChannel):
         ]
         self._departed: set[int] = set()
         self._has_served = False
+        # Decisions that the others cannot read yet; executed now, they would wait for the others.
+        self._hidden: collections.deque[LogEntry] = collections.deque()
         self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
 
     def leave(self, reason: str) -> None:
@@ -113,10 +116,10 @@ class CoordinatorChannel(LocalChannel):
         self._has_served = True
 
     def is_behind(self) -> bool:
-        return bool(self._writer.backlog)
+        return bool(self._hidden)
 
     def has_news(self) -> bool:
-        if self._has_come or self._log:
+        if self._has_come or self._log or self._hidden:
             return True
         for _, reader in self._readers:  # noqa: SIM110  spun on: a generator costs more than the look
             if reader.has_more():
@@ -124,18 +127,14 @@ class CoordinatorChannel(LocalChannel):
         return False
 
     def next(self) -> LogEntry | None:
-        log, writer = self._log, self._writer
-        if log and not writer.backlog:
+        log = self._log
+        if log:
             return log.popleft()
         if self._has_served:
             # Later requests wait for the next round: another look costs as much as a small operation.
             self._has_served = False
             return None
         self._serve()
-        if writer.backlog and not self._flush(writer):
-            # An entry that the others cannot see yet must not be executed: it would wait for them.
-            self._control.ring_all(self._others)
-            return None
         if not log:
             return None
         self._has_served = True
@@ -152,7 +151,8 @@ class CoordinatorChannel(LocalChannel):
     def _has_left(self, rank: int) -> bool:
         return self._control.state_of(self._indices[rank]) is Presence.LEFT
 
-    def _flush(self, writer: RecordWriter) -> bool:
+    def _flush(self) -> bool:
+        writer = self._writer
         if writer.flush():
             return True
         # A rank that has left reads no more: the ring must not wait for it.
@@ -175,24 +175,32 @@ class CoordinatorChannel(LocalChannel):
                     self._departed.add(rank)
                     coordinator.leave(rank, bytes_of(words, 0).decode())
                 record = reader.get()
-        if self._has_come:
+        if self._has_come or self._hidden:
             self._publish()
 
     def _publish(self) -> None:
         self._has_come = False
-        log = self._coordinator.take()
-        if not log:
+        hidden, writer = self._hidden, self._writer
+        is_written = bool(hidden)  # the first one, so far as there was room
+        hidden += self._coordinator.take()
+        if not hidden:
             return
-        self._log.extend(log)
-        writer = self._writer
-        for entry in log:
-            if entry.response is not None:
-                writer.put_bytes(_DECLARED, entry.ids, _encode(entry.response))
-            elif len(entry.ids) == 1:
-                writer.put(_RUN, entry.ids + entry.notes)
-            else:
-                writer.put(_RUN_FUSED, entry.ids)
-        if self.patient:
+        while hidden:
+            if not is_written:
+                self._write(hidden[0])
+            if writer.backlog and not self._flush():
+                break
+            self._log.append(hidden.popleft())
+            is_written = False
+        if self.patient and not hidden:
             self._control.ring_later(self._others)
         else:
             self._control.ring_all(self._others)
+
+    def _write(self, entry: LogEntry) -> None:
+        if entry.response is not None:
+            self._writer.put_bytes(_DECLARED, entry.ids, _encode(entry.response))
+        elif len(entry.ids) == 1:
+            self._writer.put(_RUN, entry.ids + entry.notes)
+        else:
+            self._writer.put(_RUN_FUSED, entry.ids)
