@@ -17,10 +17,13 @@ def test_a_state_holds_all_optimizers_of_a_model() -> None:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
     model.second = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    model.more = [hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))]
     state = hvd.elastic.KerasState(model)
-    variables = model.second.variables
-    variables = variables() if callable(variables) else variables
-    assert len(variables) > 4
+    variables = []
+    for optimizer in (model.second, *model.more):
+        own = optimizer.variables
+        variables += own() if callable(own) else own
+    assert len(variables) > 8
     for variable in variables:
         variable.assign(np.full(variable.shape, 3 + hvd.rank()))
     state.sync()

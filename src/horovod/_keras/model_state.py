@@ -74,8 +74,9 @@ class ModelState(VariablesState):
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         # A `train_step` of the model's own may use more.
-        others = [v for name, v in vars(model).items() if name != "optimizer" and hasattr(v, "apply_gradients")]
-        self._optimizers = list({id(each): each for each in (self.optimizer, *others) if each is not None}.values())
+        others = _leaves([value for name, value in vars(model).items() if name != "optimizer"])
+        found = [self.optimizer, *(each for each in others if hasattr(each, "apply_gradients"))]
+        self._optimizers = list({id(each): each for each in found if each is not None}.values())
         for each in self._optimizers:
             self._kit.build(each, model.trainable_variables)
         settings = getattr(self.optimizer, "_settings", None)
