@@ -92,12 +92,12 @@ class ModelState(VariablesState):
         super().__init__(**{"epoch": 0, "batch": 0, **of_fit, **kwargs})
 
     def _shared(self) -> list[Any]:
-        return [*self.model.weights, *self._of_optimizer()]
+        return [*self.model.weights, *self._of_optimizers()]
 
     def _equal(self) -> list[Any]:
         # Moving averages differ between ranks until a sync.
         sums = {id(variable) for variable in self._sums()}
-        return [*self.model.trainable_weights, *(v for v in self._of_optimizer() if id(v) not in sums)]
+        return [*self.model.trainable_weights, *(v for v in self._of_optimizers() if id(v) not in sums)]
 
     def _own(self) -> list[Any]:
         """Return random states, metrics, and states of recurrent layers, which Keras does not count as variables."""
@@ -111,7 +111,7 @@ class ModelState(VariablesState):
         every += [state for state in states if self._kit.is_variable(state)]
         return [variable for variable in every if id(variable) not in shared]
 
-    def _of_optimizer(self) -> list[Any]:
+    def _of_optimizers(self) -> list[Any]:
         found: list[Any] = []
         for optimizer in self._optimizers:
             variables = optimizer.variables
@@ -129,7 +129,7 @@ class ModelState(VariablesState):
         if self._backend.changes_all(self._has_stepped):
             return [*self._shared(), *self._own()]
         accumulates = bool(self._sums())
-        of_optimizer = [v for v in self._of_optimizer() if accumulates or not len(v.shape)]
+        of_optimizer = [v for v in self._of_optimizers() if accumulates or not len(v.shape)]
         return [*self.model.non_trainable_weights, *of_optimizer, *self._own()]
 
     def _hold(self, variables: Sequence[Any]) -> Sequence[Any]:

@@ -43,10 +43,10 @@ class TraceFile:
         self._fd = -1
         #: The beginning of an earlier recording, with its first event; empty if there is none.
         self.before = self._open() if goes_on else b""
-        if not self.before:
+        if self.before:
+            self._make_room(_FIRST_BYTES)
+        else:
             self._lengthen(_FIRST_BYTES, b"[\n" + first)
-        elif self._position + 2 * _PAGE > self._length:
-            self._lengthen(_FIRST_BYTES)
 
     def append(self, events: Iterable[bytes]) -> None:
         """Write events, each without line breaks and no longer than ``MOST_BYTES``; longer ones are left out.
@@ -89,8 +89,12 @@ class TraceFile:
     def _turn_page(self) -> None:
         """Leave the rest of the page blank; make sure that there is another page."""
         self._position = -(-self._position // _PAGE) * _PAGE
+        self._make_room(self._length)
+
+    def _make_room(self, by: int) -> None:
+        """Lengthen the file unless there is another page."""
         if self._position + 2 * _PAGE > self._length:
-            self._lengthen(self._length)
+            self._lengthen(by)
 
     def _open(self) -> bytes:
         """Open an earlier recording at its end, and return its first page; empty if there is none."""
