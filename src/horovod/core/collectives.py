@@ -72,16 +72,17 @@ class Collective:
     has_root: bool = False  # whether one rank is the root; then ranks must agree on it, and it must take part
     root_sends: bool = False  # whether only the root sends data, so that the inputs of other ranks are never read
     needs_all: bool = False  # whether it is refused while ranks of the process set have joined
+    has_groups: bool = False  # whether several tensors can be one operation
     # an additional rule for one rank's request; returns the error, or an empty string
     check: Callable[[Request, Sequence[int]], str] = _no_rule
 
 
 COLLECTIVES: dict[Kind, Collective] = {
-    Kind.ALLREDUCE: Collective(_same, reduces=True),
-    Kind.ALLGATHER: Collective(_rows_of_all, has_rows=True, rows_differ=True),
+    Kind.ALLREDUCE: Collective(_same, reduces=True, has_groups=True),
+    Kind.ALLGATHER: Collective(_rows_of_all, has_rows=True, rows_differ=True, has_groups=True),
     Kind.BROADCAST: Collective(_same, has_root=True, root_sends=True),
     Kind.ALLTOALL: Collective(_rows_for_me, has_rows=True, rows_differ=True, needs_all=True, check=_splits_fit),
-    Kind.REDUCESCATTER: Collective(_part_of_rows, reduces=True, has_rows=True),
+    Kind.REDUCESCATTER: Collective(_part_of_rows, reduces=True, has_rows=True, has_groups=True),
 }
 """The collectives that move tensors; barriers, joins and process sets are not part of this."""
 

@@ -19,13 +19,13 @@ from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.sites import Site
 from horovod.bindings.submission import id_of
+from horovod.core.collectives import COLLECTIVES, keeps_shape
 from horovod.core.requests import Kind, ReduceOp
 from horovod.engine import calls as engine_calls
 from horovod.errors import HorovodInternalError, MismatchError
 from horovod.jax.runtime import comm
 
 __all__ = [
-    "FOR_ANY_SIZE",
     "CollectiveCall",
     "Rows",
     "Started",
@@ -42,10 +42,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[tuple[int, ...], ...]
 
 _TANGENT = ".tangent"
-#: Collectives whose programs do not depend on the number of ranks, so a membership change keeps them valid.
-FOR_ANY_SIZE = (Kind.ALLREDUCE, Kind.BROADCAST)
-#: Collectives that handle all arrays of a call as one operation.
-_GROUPED = (Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER)
 _NOWHERE = Site()
 
 
@@ -114,7 +110,7 @@ def start_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> Started:
     _compare(call, name or "", parameters)
     if not arrays:
         return Started(call, (), ())
-    if call.kind in _GROUPED:
+    if COLLECTIVES[call.kind].has_groups:
         return Started(call, (comm._start(_described(call, name), arrays, many=True),), arrays)
     pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
     return Started(call, [comm._start(_described(call, key), (array,)) for array, key in pairs], arrays)
@@ -131,7 +127,7 @@ def finish(started: Started) -> tuple[list[Any], Any]:
     """
     call, received = started.call, None
     found = [comm.synchronize(handle) for handle in started.handles]
-    if call.kind in _GROUPED:
+    if COLLECTIVES[call.kind].has_groups:
         found = list(found[0]) if found else []
     elif call.kind is Kind.ALLTOALL and found:
         received = found[0][1]
@@ -211,7 +207,7 @@ def run_in_program(
     Blocks until all members called.
     """
     here = call.process_set
-    if call.kind not in FOR_ANY_SIZE and (call.size, call.place) != (here.size(), here.rank()):
+    if not keeps_shape(call.kind) and (call.size, call.place) != (here.size(), here.rank()):
         told = f"rank {here.rank()} of {here.size()}"
         raise HorovodInternalError(
             f"{call.verb} {name!r} is part of a program that was compiled for rank {call.place} of {call.size}, and "
@@ -227,7 +223,7 @@ def run_in_program(
         ])  # fmt: skip
     elif call.kind is Kind.ALLGATHER and call.rows is None:
         _gather_evenly(call, name, inputs, outputs)
-    elif call.kind in _GROUPED:
+    elif COLLECTIVES[call.kind].has_groups:
         _move(call, name, inputs, outputs)
     else:
         for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True):

@@ -18,8 +18,9 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.reductions import check_factors
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
+from horovod.core.collectives import keeps_shape
 from horovod.core.requests import Kind, Request, TensorSpec
-from horovod.jax.calls import FOR_ANY_SIZE, CollectiveCall, finish, run_eagerly, split_watched, start_eagerly
+from horovod.jax.calls import CollectiveCall, finish, run_eagerly, split_watched, start_eagerly
 from horovod.jax.primitives import collective
 from horovod.jax.runtime import is_compiling, is_tracing
 
@@ -48,7 +49,8 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
     if process_set.included() is False:
         raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is not a member")
     id_of(process_set)
-    if kind not in FOR_ANY_SIZE:
+    # Programs of the other collectives do not depend on the number of ranks: a membership change keeps them valid.
+    if not keeps_shape(kind):
         how |= {"size": process_set.size(), "place": process_set.rank()}
     return CollectiveCall(kind, name, user_site(), process_set=process_set, **how)
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from horovod.bindings.sites import Site
+from horovod.core.collectives import COLLECTIVES
 from horovod.core.requests import Kind, ReduceOp
 
 __all__ = ["OP_TYPES", "QUERIES", "GraphRequest"]
 
+_NAMES = {kind: kind.name.capitalize() for kind in (*COLLECTIVES, Kind.BARRIER, Kind.JOIN)}
 #: Horovod's names of the operations; grouped ones have the same kernel.
-OP_TYPES: dict[str, Kind] = {
-    "HorovodAllreduce": Kind.ALLREDUCE,
-    "HorovodGroupedAllreduce": Kind.ALLREDUCE,
-    "HorovodAllgather": Kind.ALLGATHER,
-    "HorovodGroupedAllgather": Kind.ALLGATHER,
-    "HorovodBroadcast": Kind.BROADCAST,
-    "HorovodAlltoall": Kind.ALLTOALL,
-    "HorovodReducescatter": Kind.REDUCESCATTER,
-    "HorovodGroupedReducescatter": Kind.REDUCESCATTER,
-    "HorovodBarrier": Kind.BARRIER,
-    "HorovodJoin": Kind.JOIN,
-}
+OP_TYPES: dict[str, Kind] = {f"Horovod{name}": kind for kind, name in _NAMES.items()}
+OP_TYPES |= {f"HorovodGrouped{_NAMES[kind]}": kind for kind, row in COLLECTIVES.items() if row.has_groups}
 #: Operations that return a number of this process without a collective.
 QUERIES = ("HorovodSize", "HorovodLocalSize", "HorovodRank", "HorovodLocalRank", "HorovodProcessSetIncluded")
 
