@@ -26,10 +26,10 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "jax", "jax") from None
 
 from horovod.bindings.compression import Compression
-from horovod.jax import elastic, ops
+from horovod.jax import elastic, functions, ops
 from horovod.jax import lowering as _lowering
 from horovod.jax.failures import typed_errors
-from horovod.jax.functions import allgather_object, broadcast_object, broadcast_parameters
+from horovod.jax.functions import *  # noqa: F403 - all of it, by its own list
 from horovod.jax.ops import *  # noqa: F403 - all of it, by its own list
 from horovod.jax.optimizer import DistributedOptimizer, allreduce_gradients
 
@@ -39,12 +39,10 @@ _lowering.register()
 __all__ = [
     "Compression",
     "DistributedOptimizer",
-    "allgather_object",
     "allreduce_gradients",
-    "broadcast_object",
-    "broadcast_parameters",
     "elastic",
     "typed_errors",
 ]
+__all__ += functions.__all__
 __all__ += ops.__all__
 __all__ += common_names.__all__

@@ -20,16 +20,9 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "keras", "keras") from None
 
 from horovod.bindings.objects import allgather_object, broadcast_object
-from horovod.keras import callbacks, elastic
+from horovod.keras import callbacks, elastic, values
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from horovod.keras.values import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    reducescatter,
-)
+from horovod.keras.values import *  # noqa: F403 - all of it, by its own list
 
 _backend = of_name(keras.backend.backend())
 _comm = _backend.comm
@@ -42,17 +35,12 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
-    "allgather",
     "allgather_object",
-    "allreduce",
     "barrier",
-    "broadcast",
-    "broadcast_global_variables",
     "broadcast_object",
-    "broadcast_variables",
     "callbacks",
     "elastic",
     "load_model",
-    "reducescatter",
 ]
+__all__ += values.__all__
 __all__ += common_names.__all__

@@ -28,16 +28,9 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "tensorflow", "tensorflow") from None
 
-from horovod.tensorflow import elastic, mpi_ops
+from horovod.tensorflow import elastic, functions, mpi_ops
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
+from horovod.tensorflow.functions import *  # noqa: F403 - all of it, by its own list
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.mpi_ops import *  # noqa: F403 - all of it, by its own list
 from horovod.tensorflow.optimizer import DistributedOptimizer
@@ -53,20 +46,15 @@ from horovod.tensorflow.util import refs_to_vars as refs_to_vars
 from horovod.tensorflow.util import vars_to_refs as vars_to_refs
 
 __all__ = [
-    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "LocalGradientAggregationHelper",
     "PartialDistributedGradientTape",
     "SyncBatchNormalization",
-    "allgather_object",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
     "elastic",
 ]
+__all__ += functions.__all__
 __all__ += mpi_ops.__all__
 
 try:

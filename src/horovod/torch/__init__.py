@@ -14,13 +14,8 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "torch", "torch") from None
 
-from horovod.torch import elastic, mpi_ops
-from horovod.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from horovod.torch import elastic, functions, mpi_ops
+from horovod.torch.functions import *  # noqa: F403 - all of it, by its own list
 from horovod.torch.mpi_ops import *  # noqa: F403 - all of it, by its own list
 from horovod.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from horovod.torch.optimizer import DistributedOptimizer
@@ -29,12 +24,9 @@ from horovod.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "DistributedOptimizer",
     "SyncBatchNorm",
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
     "elastic",
 ]
+__all__ += functions.__all__
 __all__ += mpi_ops.__all__
 
 

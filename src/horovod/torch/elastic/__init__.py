@@ -6,32 +6,19 @@ from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.step import step
-from horovod.torch.elastic.handlers import (
-    ModelStateHandler,
-    OptimizerStateHandler,
-    SamplerStateHandler,
-    StateHandler,
-    get_handler_registry,
-    set_handler_registry,
-)
+from horovod.torch.elastic import state
 from horovod.torch.elastic.sampler import ElasticSampler
-from horovod.torch.elastic.state import TorchState
+from horovod.torch.elastic.state import *  # noqa: F403 - all of it, by its own list
 
 __all__ = [
     "ElasticSampler",
     "LearningRateScale",
-    "ModelStateHandler",
     "ObjectState",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
     "State",
-    "StateHandler",
-    "TorchState",
-    "get_handler_registry",
     "on_leave",
     "passes_for",
     "run",
-    "set_handler_registry",
     "shard",
     "step",
 ]
+__all__ += state.__all__
