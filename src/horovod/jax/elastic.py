@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from horovod.bindings.elastic.leave import on_leave
-from horovod.bindings.elastic.rates import LearningRateScale, passes_for
+from horovod.bindings.elastic import common_names
+from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.shard import shard
-from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import decorators
 from horovod.bindings.elastic.variables import VariablesState, check_shapes
 from horovod.jax.failures import typed_errors
@@ -19,7 +19,8 @@ from horovod.jax.functions import broadcast_parameters
 from horovod.jax.held import hold, release
 from horovod.jax.trees import is_key
 
-__all__ = ["JaxState", "LearningRateScale", "ObjectState", "State", "on_leave", "passes_for", "run", "shard", "step"]
+__all__ = ["JaxState", "run", "shard", "step"]
+__all__ += common_names.__all__
 
 run, step = decorators(typed_errors, jax.block_until_ready)
 

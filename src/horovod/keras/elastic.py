@@ -11,9 +11,8 @@ import numpy as np
 
 from horovod._keras.elastic_fit import ElasticFit, FitKit
 from horovod._keras.public import derive_elastic, derive_state, of_name
-from horovod.bindings.elastic.leave import on_leave
-from horovod.bindings.elastic.rates import LearningRateScale, passes_for
-from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic import common_names
+from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.step import decorators
 from horovod.bindings.misuse import wrong_argument
 from horovod.keras.callbacks import KIT
@@ -22,18 +21,14 @@ __all__ = [
     "FIT_KIT",
     "CommitStateCallback",
     "KerasState",
-    "LearningRateScale",
-    "ObjectState",
-    "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "fit",
-    "on_leave",
-    "passes_for",
     "run",
     "shard",
     "step",
 ]
+__all__ += common_names.__all__
 
 _backend = of_name(keras.backend.backend())
 if _backend.name == "tensorflow":

@@ -8,16 +8,17 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from horovod.bindings.collectives import Collectives
-from horovod.bindings.elastic.leave import on_leave
-from horovod.bindings.elastic.rates import LearningRateScale, passes_for
+from horovod.bindings.elastic import common_names
+from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.shard import shard
-from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import step
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import broadcast_object
 
-__all__ = ["LearningRateScale", "NumpyState", "ObjectState", "State", "on_leave", "passes_for", "run", "shard", "step"]
+__all__ = ["NumpyState", "run", "shard", "step"]
+__all__ += common_names.__all__
 
 _comm = Collectives(NumpyAdapter())
 

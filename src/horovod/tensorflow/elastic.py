@@ -7,9 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.bindings.elastic.leave import on_leave
-from horovod.bindings.elastic.rates import LearningRateScale, passes_for
-from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic import common_names
+from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.step import decorators
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import type_name, wrong_argument
@@ -18,18 +17,8 @@ from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.held import array_of, changes_all, changes_early, hold, put
 from horovod.tensorflow.shards import shard
 
-__all__ = [  # noqa: F822
-    "LearningRateScale",
-    "ObjectState",
-    "State",
-    "TensorFlowKerasState",
-    "TensorFlowState",
-    "on_leave",
-    "passes_for",
-    "run",
-    "shard",
-    "step",
-]
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run", "shard", "step"]  # noqa: F405
+__all__ += common_names.__all__
 
 run, step = decorators(typed_errors)
 

@@ -12,9 +12,8 @@ import tensorflow as tf
 from horovod._keras.elastic_fit import ElasticFit, FitKit
 from horovod._keras.on_tensorflow import backend
 from horovod._keras.public import derive_elastic, derive_state
-from horovod.bindings.elastic.leave import on_leave
-from horovod.bindings.elastic.rates import LearningRateScale, passes_for
-from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic import common_names
+from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.step import decorators
 from horovod.tensorflow.keras.callbacks import KIT
 from horovod.tensorflow.keras.legacy import LEGACY
@@ -23,18 +22,14 @@ from horovod.tensorflow.shards import shard
 __all__ = [
     "CommitStateCallback",
     "KerasState",
-    "LearningRateScale",
-    "ObjectState",
-    "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "fit",
-    "on_leave",
-    "passes_for",
     "run",
     "shard",
     "step",
 ]
+__all__ += common_names.__all__
 
 
 def _convert(batch: Any) -> Any:
