@@ -13,10 +13,9 @@ import numpy as np
 from horovod import context
 from horovod._keras.backends import Backend, Order
 from horovod._keras.settings import Settings
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.fingerprints import compare_once
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import key_of
+from horovod.bindings.runtime import comm
 from horovod.bindings.sites import Site, user_site
 from horovod.core.requests import ReduceOp
 from horovod.errors import MismatchError
@@ -24,7 +23,6 @@ from horovod.splits import split_evenly
 
 __all__ = ["REMEDY", "GradientReduction"]
 
-_comm = Collectives(NumpyAdapter())
 #: Numbers for optimizers in order of creation.
 _created = itertools.count(1)
 #: For each engine and process set, the numbers for optimizers in order of first use: init() counts may differ between
@@ -178,9 +176,7 @@ class GradientReduction:
         told = f"the end of {what} there ({_SAME_NUMBER}), {site.file}"
         as_told = Site(told, site.line, site.function).stand_in()
         try:
-            as_told(
-                lambda: _comm.allreduce(np.zeros((), np.uint8), name=name, op=ReduceOp.SUM, process_set=process_set)
-            )
+            as_told(lambda: comm.allreduce(np.zeros((), np.uint8), name=name, op=ReduceOp.SUM, process_set=process_set))
         except MismatchError as error:
             raise MismatchError(
                 f"{what} has ended on this rank and not on others, which take more steps: ranks with different numbers "

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from horovod.bindings.collectives import Collectives
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.runtime import comm
 from horovod.engine import callsite
 from horovod.errors import MismatchError
 from horovod.phrases import few, list_ranks
@@ -18,8 +17,6 @@ from horovod.phrases import few, list_ranks
 __all__ = ["agree_on_count", "agree_on_names"]
 
 _SAME_MODEL = "Make the same model on every rank, and pass all of its parameters on all of them."
-
-_comm = Collectives(NumpyAdapter())
 
 
 def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, remedy: str = _SAME_MODEL) -> None:
@@ -52,11 +49,11 @@ def agree_on_count(call: str, names: Sequence[str], process_set: ProcessSet) -> 
 
 def _agree(call: str, values: list[int], ordered: list[str], process_set: ProcessSet, remedy: str) -> None:
     row = np.array([values])
-    rows = _comm.allgather(row, name=f"{call}.names", process_set=process_set)
+    rows = comm.allgather(row, name=f"{call}.names", process_set=process_set)
     if (rows == row).all():
         return
     # Send the names only when the ranks disagree.
-    everywhere = allgather_object((_comm.rank(), ordered), f"{call}.names.difference", process_set)
+    everywhere = allgather_object((comm.rank(), ordered), f"{call}.names.difference", process_set)
     place = callsite.here()
     text = f"{_difference(call, dict(everywhere))}\n{remedy}"
     raise MismatchError(f"{text}\n({place})" if place else text)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from horovod import context
-from horovod.bindings.collectives import Collectives
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, key_of
+from horovod.bindings.runtime import comm
 from horovod.logs import logger
 from horovod.phrases import few
 
@@ -24,7 +23,6 @@ _LOOK_AT = 1024
 _ROW = 1 << 15
 _INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-_comm = Collectives(NumpyAdapter())
 _compared: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -59,7 +57,7 @@ def compare_once(
         return
     done.add(key)
     own = np.array([[fingerprint(array) for array in arrays()]], np.int64)
-    table = _comm.allgather(own, name=f"{name}.parameters", process_set=process_set)
+    table = comm.allgather(own, name=f"{name}.parameters", process_set=process_set)
     differs = table != table[0]
     if process_set.rank() == 0 and differs.any():
         ranks = process_set.ranks or []

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.misuse import wrong_argument
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.runtime import comm
 from horovod.pickling import pickled
 
 __all__ = ["allgather_object", "broadcast_object"]
 
-_comm = Collectives(NumpyAdapter())
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -55,12 +53,12 @@ def broadcast_object(
 
     Blocks until the object has arrived.
     """
-    sending = _comm.rank() == root_rank
+    sending = comm.rank() == root_rank
     payload, error = _pickled(obj) if sending else (b"", None)
     length = np.array([len(payload)])
-    _comm.broadcast_(length, root_rank, name=name and f"{name}.sz", process_set=process_set)
-    wire = _tensor(payload) if sending else _comm.empty(int(length[0]), dtype="uint8")
-    _comm.broadcast_(wire, root_rank, name=name and f"{name}.t", process_set=process_set)
+    comm.broadcast_(length, root_rank, name=name and f"{name}.sz", process_set=process_set)
+    wire = _tensor(payload) if sending else comm.empty(int(length[0]), dtype="uint8")
+    comm.broadcast_(wire, root_rank, name=name and f"{name}.t", process_set=process_set)
     found = obj if sending and error is None else _unpickled(pickle.loads, wire.data, root_rank)
     if isinstance(found, _Unpicklable):
         raise wrong_argument(found.text) from error
@@ -87,8 +85,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Blocks until all ranks called.
     """
     payload, error = _pickled(obj)
-    payload = pickle.dumps(_comm.rank()) + payload
-    stream = io.BytesIO(_comm.allgather(_tensor(payload), name=name, process_set=process_set).data)
+    payload = pickle.dumps(comm.rank()) + payload
+    stream = io.BytesIO(comm.allgather(_tensor(payload), name=name, process_set=process_set).data)
     found = []
     # A pickle marks its own end, so the ranks need not send lengths.
     while stream.tell() < stream.getbuffer().nbytes:
@@ -103,7 +101,7 @@ def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
     try:
         return pickled(obj), None
     except Exception as error:
-        return pickle.dumps(_Unpicklable(_comm.rank(), error)), error
+        return pickle.dumps(_Unpicklable(comm.rank(), error)), error
 
 
 def _unpickled(load: Callable[[Any], Any], source: Any, sender: int) -> Any:
@@ -111,11 +109,11 @@ def _unpickled(load: Callable[[Any], Any], source: Any, sender: int) -> Any:
         return load(source)
     except Exception as error:
         raise wrong_argument(
-            f"rank {_comm.rank()} cannot unpickle the object of rank {sender}: {type(error).__name__}: {error}"
+            f"rank {comm.rank()} cannot unpickle the object of rank {sender}: {type(error).__name__}: {error}"
         ) from error
 
 
 def _tensor(payload: bytes) -> Bytes:
-    tensor: Bytes = _comm.empty(len(payload), dtype="uint8")
+    tensor: Bytes = comm.empty(len(payload), dtype="uint8")
     tensor[:] = np.frombuffer(payload, dtype=np.uint8)
     return tensor

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from horovod import context
-from horovod.bindings.collectives import Collectives, check_root
+from horovod.bindings.collectives import check_root
 from horovod.bindings.misuse import wrong_argument
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.reductions import check_factors
+from horovod.bindings.runtime import comm as numpy_comm
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
 from horovod.core.collectives import keeps_shape
@@ -28,8 +28,6 @@ __all__ = ["carry_out", "carry_out_splits", "make_call", "outside_programs", "re
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_numbers = Collectives(NumpyAdapter())
 
 
 def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any) -> CollectiveCall:
@@ -84,7 +82,7 @@ def _check(call: CollectiveCall, arrays: Sequence[Any]) -> None:
 def _among_present(call: CollectiveCall, arrays: Sequence[Any]) -> CollectiveCall:
     """Exchange what shapes and derivatives depend on: which members have not joined, and their numbers of rows."""
     own = np.array([[call.place, *(array.shape[0] for array in arrays)]])
-    table = _numbers.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
+    table = numpy_comm.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
     places, *rows = (tuple(column) for column in table.T.tolist())
     return replace(
         call, size=len(places), place=places.index(call.place),
@@ -108,7 +106,7 @@ def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -
     _check(call, arrays)  # before the exchange of splits with other ranks
     name = call.name and f"{call.name}.splits"
     own = np.array(numbers, np.int32)
-    received = _numbers.alltoall(own, name=name, process_set=call.process_set)
+    received = numpy_comm.alltoall(own, name=name, process_set=call.process_set)
     rows = (tuple(received.tolist()),) * len(arrays)
     return carry_out(replace(call, rows=rows), arrays), received
 
@@ -121,7 +119,7 @@ def with_splits(call: CollectiveCall, splits: Any) -> CollectiveCall:
     """
     if splits is None:
         return call
-    if not (numbers := _numbers.adapter.splits(splits)):
+    if not (numbers := numpy_comm.adapter.splits(splits)):
         raise ValueError("splits must hold a number for each rank, or be None for even ones. Received: an empty one")
     return replace(call, splits=numbers)
 

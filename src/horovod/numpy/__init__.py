@@ -1,42 +1,39 @@
 """Horovod's API for numpy arrays: ``import horovod.numpy as hvd``."""
 
 from horovod.bindings import common_names
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
+from horovod.bindings.runtime import comm
 from horovod.numpy import elastic
 
-_collectives = Collectives(NumpyAdapter())
-
-allreduce = _collectives.allreduce
-allreduce_ = _collectives.allreduce_
-allreduce_async = _collectives.allreduce_async
-allreduce_async_ = _collectives.allreduce_async_
-grouped_allreduce = _collectives.grouped_allreduce
-grouped_allreduce_ = _collectives.grouped_allreduce_
-grouped_allreduce_async = _collectives.grouped_allreduce_async
-grouped_allreduce_async_ = _collectives.grouped_allreduce_async_
-allgather = _collectives.allgather
-allgather_async = _collectives.allgather_async
-grouped_allgather = _collectives.grouped_allgather
-grouped_allgather_async = _collectives.grouped_allgather_async
-broadcast = _collectives.broadcast
-broadcast_ = _collectives.broadcast_
-broadcast_async = _collectives.broadcast_async
-broadcast_async_ = _collectives.broadcast_async_
-alltoall = _collectives.alltoall
-alltoall_async = _collectives.alltoall_async
-reducescatter = _collectives.reducescatter
-reducescatter_async = _collectives.reducescatter_async
-grouped_reducescatter = _collectives.grouped_reducescatter
-grouped_reducescatter_async = _collectives.grouped_reducescatter_async
-barrier = _collectives.barrier
-join = _collectives.join
-poll = _collectives.poll
-synchronize = _collectives.synchronize
-zeros = _collectives.zeros
-empty = _collectives.empty
+allreduce = comm.allreduce
+allreduce_ = comm.allreduce_
+allreduce_async = comm.allreduce_async
+allreduce_async_ = comm.allreduce_async_
+grouped_allreduce = comm.grouped_allreduce
+grouped_allreduce_ = comm.grouped_allreduce_
+grouped_allreduce_async = comm.grouped_allreduce_async
+grouped_allreduce_async_ = comm.grouped_allreduce_async_
+allgather = comm.allgather
+allgather_async = comm.allgather_async
+grouped_allgather = comm.grouped_allgather
+grouped_allgather_async = comm.grouped_allgather_async
+broadcast = comm.broadcast
+broadcast_ = comm.broadcast_
+broadcast_async = comm.broadcast_async
+broadcast_async_ = comm.broadcast_async_
+alltoall = comm.alltoall
+alltoall_async = comm.alltoall_async
+reducescatter = comm.reducescatter
+reducescatter_async = comm.reducescatter_async
+grouped_reducescatter = comm.grouped_reducescatter
+grouped_reducescatter_async = comm.grouped_reducescatter_async
+barrier = comm.barrier
+join = comm.join
+poll = comm.poll
+synchronize = comm.synchronize
+zeros = comm.zeros
+empty = comm.empty
 
 __all__ = [
     "allgather",

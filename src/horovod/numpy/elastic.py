@@ -7,20 +7,17 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic import common_names
 from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState
 from horovod.bindings.elastic.step import step
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import broadcast_object
+from horovod.bindings.runtime import comm
 
 __all__ = ["NumpyState", "run", "shard", "step"]
 __all__ += common_names.__all__
-
-_comm = Collectives(NumpyAdapter())
 
 
 def _can_be_written(value: Any) -> TypeGuard[np.ndarray[Any, Any]]:
@@ -39,7 +36,7 @@ class NumpyState(ObjectState):
 
     def __init__(self, **kwargs: Any) -> None:
         self._kept: dict[str, Any] = {}
-        super().__init__(bcast_object=broadcast_object, get_rank=_comm.rank, **kwargs)
+        super().__init__(bcast_object=broadcast_object, get_rank=comm.rank, **kwargs)
 
     def capture(self) -> None:
         """See ``State``; also copy the arrays, into the memory of the last copies."""
@@ -68,7 +65,7 @@ class NumpyState(ObjectState):
             arrays = {name: arrays[name] if name in fitting else np.empty(*kind) for name, kind in kinds.items()}
             for name, value in arrays.items():
                 whole = np.ascontiguousarray(value)
-                _comm.broadcast_(whole, 0, name=f"elastic.{name}")
+                comm.broadcast_(whole, 0, name=f"elastic.{name}")
                 np.copyto(value, whole)
                 setattr(self, name, value)
         saved, self._saved_state = self._saved_state, {n: v for n, v in self._saved_state.items() if n not in arrays}

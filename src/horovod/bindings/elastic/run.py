@@ -12,13 +12,12 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings import process_sets
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic import checkpoint, generators, leave
 from horovod.bindings.elastic.notifications import notification_manager
 from horovod.bindings.elastic.state import State
 from horovod.bindings.misuse import check_decorated, type_name, wrong_argument
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
+from horovod.bindings.runtime import comm
 from horovod.errors import (
     DeadlockError,
     DismissedError,
@@ -37,7 +36,6 @@ __all__ = ["recover", "run", "run_fn"]
 R = TypeVar("R")
 _Cause = HorovodInternalError | HostsUpdatedInterrupt
 
-_comm = Collectives(NumpyAdapter())
 #: The key of the job, and how many training functions this process has begun in it.
 _trainings = b"", 0
 
@@ -307,7 +305,7 @@ class _Job:
     def leave(self, state: State) -> None:
         """Wait until all ranks are done, so that no state is lost if one more rank dies; remove the checkpoint."""
         if self._is_elastic:
-            _comm.allreduce(np.zeros(1), name="elastic.end")
+            comm.allreduce(np.zeros(1), name="elastic.end")
             context.end_training(state.progress)
         if self._folder:
             try:

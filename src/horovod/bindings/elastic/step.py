@@ -11,12 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from horovod import context
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.notifications import notification_manager
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.state import State
 from horovod.bindings.misuse import check_decorated, runs_when_called, wrong_argument
-from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.runtime import comm
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from horovod.logs import logger
 
@@ -25,8 +24,6 @@ __all__ = ["decorators", "step"]
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-
-_comm = Collectives(NumpyAdapter())
 
 
 def step(function: Callable[P, R]) -> Callable[P, R]:
@@ -68,7 +65,7 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
             # script may call the step again after its own exception, on this rank alone: then that was asked.
             if state._asked is None:
                 wants = np.array([context.wants_change()], np.uint8)
-                state._asked = _comm.broadcast_async(wants, 0, name="elastic.change")
+                state._asked = comm.broadcast_async(wants, 0, name="elastic.change")
             result = function(*args, **kwargs)
         except HorovodInternalError:
             if not state.undo():
@@ -84,7 +81,7 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
         _complete(state)
         # This rank's step is complete. If a rank dies now, the next collective raises PeerLostError.
         with contextlib.suppress(PeerLostError):
-            state._change_is_due = bool(_comm.synchronize(asked)[0])
+            state._change_is_due = bool(comm.synchronize(asked)[0])
         return result
 
     return wrapper

@@ -10,11 +10,10 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.agreement import agree_on_names
-from horovod.bindings.collectives import Collectives
 from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
-from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.runtime import comm
 from horovod.logs import logger
 from horovod.phrases import few
 
@@ -32,8 +31,6 @@ _AFTER_JOIN = (
     "hvd.broadcast_parameters(model.state_dict(), last) and hvd.broadcast_optimizer_state(optimizer, last) after "
     "last = hvd.join(): the other ranks have taken fewer steps"
 )
-
-_comm = Collectives(NumpyAdapter())
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,7 @@ def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapt
     kinds_here = [_kind(slot, adapter) for slot in slots]
     values = [adapter.fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
     row = [len(slots), signature, *kinds_here, *(slot.arrival for slot in slots), *values]
-    gathered = _comm.allgather(
-        np.array(row, np.int64), name=f"{name}.survey", process_set=settings.process_set
-    ).tolist()
+    gathered = comm.allgather(np.array(row, np.int64), name=f"{name}.survey", process_set=settings.process_set).tolist()
     rows = []
     while gathered:
         length = _HEADER + 3 * gathered[0]
