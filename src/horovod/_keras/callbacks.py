@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod import context
+from horovod._keras.backends import Backend
+from horovod._keras.members import Distributed
+from horovod._keras.reduction import GradientReduction
 from horovod._keras.unsafe import accumulated_gradients, velocities
+from horovod.bindings.elastic.rates import rate_of
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object
 from horovod.errors import MismatchError
@@ -29,15 +33,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Kit:
-    """Functions of one kind of Keras (Keras 3 or tf_keras) that callbacks need."""
+    """The parts of one kind of Keras (Keras 3 or tf_keras) that callbacks and states need."""
 
+    backend: Backend
     broadcast: Callable[[Iterable[Any], int], None]  # sets variables on all ranks to the values of one rank
     is_variable: Callable[[Any], bool]  # returns whether an object is a variable
-    reduction_of: Callable[[Any], Any]  # returns an optimizer's `GradientReduction`; None for a plain optimizer
     innermost: Callable[[Any], Any]  # returns the optimizer inside a loss scaling optimizer
     # creates an optimizer's variables for a model's variables, if they do not exist
     build: Callable[[Any, list[Any]], None]
-    refuses_xla: Callable[[], bool]  # returns whether XLA cannot compile a step that contains a collective
+
+    def reduction_of(self, optimizer: Any) -> GradientReduction | None:
+        """Return an optimizer's reduction; None for a plain optimizer."""
+        inner = self.innermost(optimizer)
+        return inner._reduction if isinstance(inner, Distributed) else None
 
 
 class BroadcastGlobalVariablesCallback:
@@ -93,7 +101,11 @@ class BroadcastGlobalVariablesCallback:
         if self._seen is not model:
             self._seen, self.broadcast_done = model, False
         super().set_model(model)  # type: ignore[misc]
-        if model.jit_compile and self._kit.reduction_of(model.optimizer) is not None and self._kit.refuses_xla():
+        if (
+            model.jit_compile
+            and self._kit.reduction_of(model.optimizer) is not None
+            and self._kit.backend.refuses_xla()
+        ):
             model.jit_compile = False
             logger.warning(
                 "%s is trained without XLA (jit_compile=False): XLA cannot compile a step that talks to other ranks "
@@ -290,16 +302,11 @@ class LearningRateScheduleCallback:
         """
         del epoch
         if logs is not None:
-            logs["lr"] = self._rate(self._kit.innermost(self.model.optimizer))
-
-    @staticmethod
-    def _rate(optimizer: Any) -> float:
-        value = optimizer.learning_rate
-        return float(value.numpy() if hasattr(value, "numpy") else value)
+            logs["lr"] = rate_of(self._kit.innermost(self.model.optimizer))
 
     def _set_rate(self, rate: float) -> None:
         optimizer = self._kit.innermost(self.model.optimizer)
-        before = self._rate(optimizer)
+        before = float(rate_of(optimizer))
         try:
             optimizer.learning_rate = rate
         except TypeError as error:
@@ -346,7 +353,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Add the learning rate to the metrics, and print the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose and context.world().rank == 0:
-            rate = self._rate(self._kit.innermost(self.model.optimizer))
+            rate = rate_of(self._kit.innermost(self.model.optimizer))
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 

@@ -26,7 +26,7 @@ from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.objects import broadcast_object
 from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["ElasticFit", "FitKit"]
+__all__ = ["FitKit", "fit"]
 
 #: Arguments of Keras' ``fit`` that are refused, and the reason or the way out.
 _REFUSED = {
@@ -55,76 +55,71 @@ class FitKit:
     steps: int | None = None
 
 
-class ElasticFit:
-    """The public ``fit`` of one kind of Keras."""
+def fit(
+    state: Any, x: Any, y: Any = None, batch_size: int = 32, epochs: int = 1, shuffle: bool = True,
+    sample_weight: Any = None, callbacks: Sequence[Any] | None = None, verbose: Any = "auto", seed: int = 0,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Train the model of a state and recover when ranks are lost or join; call it within ``hvd.elastic.run``.
 
-    def __init__(self, kit: FitKit) -> None:
-        self._kit = kit
+    A step interrupted by a lost rank is undone, and repeated by the surviving ranks. New ranks join between two
+    steps. Each sample of an epoch is used once; see ``shard``. ``state.epoch`` and ``state.batch`` are the next
+    epoch and batch, and callbacks get the same numbers on all ranks.
 
-    def fit(
-        self, state: Any, x: Any, y: Any = None, batch_size: int = 32, epochs: int = 1, shuffle: bool = True,
-        sample_weight: Any = None, callbacks: Sequence[Any] | None = None, verbose: Any = "auto", seed: int = 0,
-        **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        """Train the model of a state and recover when ranks are lost or join; call it within ``hvd.elastic.run``.
+    Args:
+        state: a ``KerasState`` of a model that is compiled with a ``DistributedOptimizer``.
+        x: the whole data, the same on every rank: arrays, or a result of ``shard``.
+        y: targets, if ``x`` is arrays.
+        batch_size: samples of one rank in a step.
+        epochs: number of the last epoch plus one.
+        shuffle: whether each epoch has its own random order.
+        sample_weight: weights, if ``x`` is arrays.
+        callbacks: Keras callbacks. State callbacks are not needed.
+        verbose: as for ``model.fit``.
+        seed: seed of the random order; the same on every rank.
+        **kwargs: arguments for ``model.fit``, such as ``validation_data``.
 
-        A step interrupted by a lost rank is undone, and repeated by the surviving ranks. New ranks join between two
-        steps. Each sample of an epoch is used once; see ``shard``. ``state.epoch`` and ``state.batch`` are the next
-        epoch and batch, and callbacks get the same numbers on all ranks.
+    Returns:
+        Keras' history of the epochs that this process has trained.
 
-        Args:
-            state: a ``KerasState`` of a model that is compiled with a ``DistributedOptimizer``.
-            x: the whole data, the same on every rank: arrays, or a result of ``shard``.
-            y: targets, if ``x`` is arrays.
-            batch_size: samples of one rank in a step.
-            epochs: number of the last epoch plus one.
-            shuffle: whether each epoch has its own random order.
-            sample_weight: weights, if ``x`` is arrays.
-            callbacks: Keras callbacks. State callbacks are not needed.
-            verbose: as for ``model.fit``.
-            seed: seed of the random order; the same on every rank.
-            **kwargs: arguments for ``model.fit``, such as ``validation_data``.
-
-        Returns:
-            Keras' history of the epochs that this process has trained.
-
-        Raises:
-            RequestError: an argument is invalid.
-        """
-        for name in sorted(_REFUSED.keys() & kwargs):
-            raise wrong_argument(f"hvd.elastic.fit() takes no {name}: {_REFUSED[name]}")
-        if hasattr(x, "on_epoch_end"):  # a PyDataset, or Sequence of tf_keras
-            raise wrong_argument(
-                f"hvd.elastic.fit() takes arrays or a result of hvd.elastic.shard(), not a {type(x).__name__}, whose "
-                "batches cannot be dealt again; call model.fit() inside hvd.elastic.run, with UpdateBatchStateCallback"
-            )
-        if (y is not None and isinstance(x, ArrayShard)) or (y is None and sample_weight is not None):
-            raise wrong_argument(
-                "hvd.elastic.fit() takes y if x is arrays, and sample_weight if y is given, too; give shard() a tuple "
-                "(x, y) or (x, y, sample_weight)"
-            )
-        if not isinstance(x, ArrayShard):
-            parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-            x = self._kit.shard(parts, batch_size, shuffle, seed)
-        if any(kind.__name__ == "BackupAndRestore" for c in callbacks or () for kind in type(c).__mro__):
-            raise wrong_argument(
-                "hvd.elastic.fit() takes no BackupAndRestore, whose file has weights and an epoch of one rank only; "
-                "start the job with --checkpoint-dir"
-            )
-        held, used = map(state._kit.innermost, (state.optimizer, state.model.optimizer))
-        if held is not used:
-            raise wrong_argument(
-                f"hvd.elastic.fit() got a model that was compiled with another optimizer ({type_name(used)}) than its "
-                "state holds, so new ranks would not get the values of this one. Change the learning rate without "
-                "compile(), or make another state, and a job for each training"
-            )
-        others = [c for c in callbacks or () if not isinstance(c, UpdateBatchStateCallback | UpdateEpochStateCallback)]
-        return _Training(self._kit, state, x).fit(epochs, others, verbose, kwargs)
+    Raises:
+        RequestError: an argument is invalid.
+    """
+    for name in sorted(_REFUSED.keys() & kwargs):
+        raise wrong_argument(f"hvd.elastic.fit() takes no {name}: {_REFUSED[name]}")
+    if hasattr(x, "on_epoch_end"):  # a PyDataset, or Sequence of tf_keras
+        raise wrong_argument(
+            f"hvd.elastic.fit() takes arrays or a result of hvd.elastic.shard(), not a {type(x).__name__}, whose "
+            "batches cannot be dealt again; call model.fit() inside hvd.elastic.run, with UpdateBatchStateCallback"
+        )
+    if (y is not None and isinstance(x, ArrayShard)) or (y is None and sample_weight is not None):
+        raise wrong_argument(
+            "hvd.elastic.fit() takes y if x is arrays, and sample_weight if y is given, too; give shard() a tuple "
+            "(x, y) or (x, y, sample_weight)"
+        )
+    if not isinstance(x, ArrayShard):
+        parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+        x = state._fit_kit.shard(parts, batch_size, shuffle, seed)
+    if any(kind.__name__ == "BackupAndRestore" for c in callbacks or () for kind in type(c).__mro__):
+        raise wrong_argument(
+            "hvd.elastic.fit() takes no BackupAndRestore, whose file has weights and an epoch of one rank only; "
+            "start the job with --checkpoint-dir"
+        )
+    held, used = map(state._kit.innermost, (state.optimizer, state.model.optimizer))
+    if held is not used:
+        raise wrong_argument(
+            f"hvd.elastic.fit() got a model that was compiled with another optimizer ({type_name(used)}) than its "
+            "state holds, so new ranks would not get the values of this one. Change the learning rate without "
+            "compile(), or make another state, and a job for each training"
+        )
+    others = [c for c in callbacks or () if not isinstance(c, UpdateBatchStateCallback | UpdateEpochStateCallback)]
+    return _Training(state, x).fit(epochs, others, verbose, kwargs)
 
 
 class _Training:
-    def __init__(self, kit: FitKit, state: ModelState, data: ArrayShard) -> None:
-        self._kit, self._state, self.data = kit, state, data
+    def __init__(self, state: ModelState, data: ArrayShard) -> None:
+        self._kit: FitKit = state._fit_kit
+        self._state, self.data = state, data
         self.model = state.model
         self._step = step(self._once)
         self._batches: Iterator[Any] = iter(())
@@ -254,7 +249,7 @@ class _Training:
 
     def _once(self, state: ModelState) -> Any:
         count = self._steps_per_execution()
-        with state._backend.typed():
+        with state._kit.backend.typed():
             batches = [self._kit.convert(batch) for batch in itertools.islice(self._batches, count)]
             self._result = result = self._train(batches)
         self.data.confirm()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horovod import context
-from horovod._keras.backends import Backend
 from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
 from horovod._keras.unsafe import accumulated_gradients
@@ -36,7 +35,7 @@ class ModelState(VariablesState):
     """
 
     _kit: Kit
-    _backend: Backend
+    _fit_kit: Any
     epoch: int
     batch: int
     #: Whether the ranks are inside ``fit``, so that a new rank joins them there.
@@ -70,7 +69,7 @@ class ModelState(VariablesState):
                 f"{type(self).__name__} needs a model that is built, and {model.name} has no variables yet; give it an "
                 "Input, or call it on a batch before"
             )
-        self._generators = (*BUILT_IN, *self._backend.generators)
+        self._generators = (*BUILT_IN, *self._kit.backend.generators)
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         # A `train_step` of the model's own may use more.
@@ -126,7 +125,7 @@ class ModelState(VariablesState):
         return [v for each in self._optimizers for v in accumulated_gradients(self._kit.innermost(each))]
 
     def _changed_early(self) -> list[Any]:
-        if self._backend.changes_all(self._has_stepped):
+        if self._kit.backend.changes_all(self._has_stepped):
             return [*self._shared(), *self._own()]
         accumulates = bool(self._sums())
         of_optimizer = [v for v in self._of_optimizers() if accumulates or not len(v.shape)]
@@ -134,15 +133,15 @@ class ModelState(VariablesState):
 
     def _hold(self, variables: Sequence[Any]) -> Sequence[Any]:
         self._settle()
-        return self._backend.hold(variables)
+        return self._kit.backend.hold(variables)
 
     def _put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
         self._settle()
-        self._backend.put(variables, held)
+        self._kit.backend.put(variables, held)
 
     def _arrays(self, variables: Sequence[Any]) -> Sequence[Any]:
         self._settle()
-        return [self._backend.array(variable) for variable in variables]
+        return [self._kit.backend.array(variable) for variable in variables]
 
     def _send(self) -> None:
         self._settle()

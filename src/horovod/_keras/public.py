@@ -15,6 +15,7 @@ from horovod._keras.callbacks import (
     MetricAverageCallback,
 )
 from horovod._keras.elastic_callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+from horovod._keras.elastic_fit import FitKit
 from horovod._keras.model_state import ModelState
 from horovod.bindings.misuse import wrong_argument
 
@@ -61,9 +62,9 @@ def derive_elastic(callbacks: Any, module: str) -> tuple[Any, ...]:
     return tuple(_derive(ours.__name__, (ours, callbacks.Callback), module) for ours in kinds)
 
 
-def derive_state(name: str, kit: Kit, backend: Backend, module: str) -> Any:
+def derive_state(name: str, kit: Kit, fit_kit: FitKit, module: str) -> Any:
     """Return the public state class of a module, for one kind of Keras."""
-    return _derive(name, (ModelState,), module, _kit=kit, _backend=backend)
+    return _derive(name, (ModelState,), module, _kit=kit, _fit_kit=fit_kit)
 
 
 def _local_variables(layers: Any, kind: type[Any]) -> list[Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod._keras.elastic_fit import ElasticFit, FitKit
-from horovod._keras.public import derive_elastic, derive_state, of_name
+from horovod._keras.elastic_fit import FitKit, fit
+from horovod._keras.public import derive_elastic, derive_state
 from horovod.bindings.elastic import common_names
 from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.step import decorators
@@ -30,7 +30,7 @@ __all__ = [
 ]
 __all__ += common_names.__all__
 
-_backend = of_name(keras.backend.backend())
+_backend = KIT.backend
 if _backend.name == "tensorflow":
     from horovod.tensorflow.shards import shard
 else:
@@ -113,7 +113,6 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
 
 FIT_KIT = FitKit(keras.callbacks.CallbackList, _convert, _make_function, _present, _installed, shard)
 
-KerasState = derive_state("KerasState", KIT, _backend, __name__)
+KerasState = derive_state("KerasState", KIT, FIT_KIT, __name__)
 CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(keras.callbacks, __name__)
-fit = ElasticFit(FIT_KIT).fit
 run, step = decorators(_backend.typed, _backend.wait)

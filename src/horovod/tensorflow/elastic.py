@@ -83,10 +83,8 @@ class TensorFlowState(VariablesState):
 def __getattr__(name: str) -> Any:
     if name == "TensorFlowKerasState":
         # Import tf.keras only on demand, as in horovod.tensorflow.
-        from horovod._keras.on_tensorflow import backend
-        from horovod._keras.public import derive_state
-        from horovod.tensorflow.keras.callbacks import KIT
+        from horovod.tensorflow.keras.elastic import KerasState
 
-        globals()[name] = made = derive_state(name, KIT, backend, __name__)
+        globals()[name] = made = type(name, (KerasState,), {"__module__": __name__, "__doc__": KerasState.__doc__})
         return made
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

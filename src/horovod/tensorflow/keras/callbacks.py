@@ -1,20 +1,12 @@
 """Callbacks for ``model.fit(callbacks=)`` of ``tf.keras``."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import tensorflow as tf
 
 from horovod._keras.callbacks import Kit
-from horovod._keras.members import Distributed
 from horovod._keras.on_tensorflow import backend
 from horovod._keras.public import derive_callbacks
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras import legacy
-
-if not legacy.LEGACY:
-    from horovod.keras import callbacks as modern
 
 __all__ = [
     "BestModelCheckpoint",
@@ -24,24 +16,16 @@ __all__ = [
     "MetricAverageCallback",
 ]
 
-
-def _legacy_kit() -> Kit:
-    def reduction_of(optimizer: Any) -> Any:
-        inner = legacy.innermost(optimizer)
-        return inner._reduction if isinstance(inner, Distributed) else None
-
-    return Kit(
+if legacy.LEGACY:
+    KIT = Kit(
+        backend=backend,
         broadcast=broadcast_variables,
         is_variable=lambda value: isinstance(value, tf.Variable),
-        reduction_of=reduction_of,
         innermost=legacy.innermost,
         build=legacy.build,
-        refuses_xla=backend.refuses_xla,
     )
-
-
-KIT = _legacy_kit() if legacy.LEGACY else modern.KIT
-
+else:
+    from horovod.keras.callbacks import KIT
 
 (
     BroadcastGlobalVariablesCallback,
@@ -49,4 +33,4 @@ KIT = _legacy_kit() if legacy.LEGACY else modern.KIT
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     BestModelCheckpoint,
-) = derive_callbacks(KIT, tf.keras.callbacks, __name__) if legacy.LEGACY else modern.ALL
+) = derive_callbacks(KIT, tf.keras.callbacks, __name__)

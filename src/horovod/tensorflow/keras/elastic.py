@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras.elastic_fit import ElasticFit, FitKit
+from horovod._keras.elastic_fit import FitKit, fit
 from horovod._keras.on_tensorflow import backend
 from horovod._keras.public import derive_elastic, derive_state
 from horovod.bindings.elastic import common_names
@@ -71,19 +71,13 @@ def _present(model: Any, sample: Any) -> Any:
     return model.get_metrics_result()
 
 
-def _legacy_kit() -> FitKit:
+if LEGACY:
     from tf_keras.src.callbacks import CallbackList
 
-    return FitKit(CallbackList, _convert, _make_function, _present, _installed, shard, sys.maxsize)
-
-
-def _modern_kit() -> FitKit:
+    FIT_KIT = FitKit(CallbackList, _convert, _make_function, _present, _installed, shard, sys.maxsize)
+else:
     from horovod.keras.elastic import FIT_KIT
 
-    return FIT_KIT
-
-
-KerasState = derive_state("KerasState", KIT, backend, __name__)
+KerasState = derive_state("KerasState", KIT, FIT_KIT, __name__)
 CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(tf.keras.callbacks, __name__)
-fit = ElasticFit(_legacy_kit() if LEGACY else _modern_kit()).fit
 run, step = decorators(backend.typed)
