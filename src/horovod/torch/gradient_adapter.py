@@ -10,9 +10,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod.bindings.compression import compress, decompress
-from horovod.bindings.gradients.adapter import GradientAdapter, Hook
+from horovod.bindings.gradients.adapter import GradientAdapter, GradSlot, Hook
 from horovod.bindings.gradients.collective import begin_allreduce
-from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
 from horovod.torch.optimizer_state import dense_stride

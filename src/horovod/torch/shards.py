@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.gradients.adapter import GradSlot
 from horovod.bindings.gradients.buckets import Bucket
-from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.names import WEIGHTS
 from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.process_sets import ProcessSet

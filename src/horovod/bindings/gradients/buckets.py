@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.adapter import GradientAdapter, GradSlot
 from horovod.bindings.gradients.collective import BucketCollective, Reduced
-from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.layout import BucketLayout
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import changed_gradient

@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from horovod import context
-from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.adapter import GradientAdapter, GradSlot
 from horovod.bindings.gradients.buckets import Bucket
 from horovod.bindings.gradients.collective import Allreduce, BucketCollective, CompressedAllreduce
-from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.gradients.names import PREFIX
 from horovod.bindings.gradients.settings import ReduceSettings

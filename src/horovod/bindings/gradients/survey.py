@@ -10,8 +10,7 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.agreement import agree_on_names
-from horovod.bindings.gradients.adapter import GradientAdapter
-from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.adapter import GradientAdapter, GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.runtime import comm
 from horovod.logs import logger
