@@ -74,18 +74,11 @@ def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
 
 
 def _broadcast(tensors: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast all tensors concurrently; non-contiguous tensors through contiguous copies."""
+    """Broadcast all tensors concurrently."""
     with torch.no_grad():
-        pending = []
-        for name, tensor in tensors:
-            target = tensor.detach()
-            wire = target if target.is_contiguous() else target.contiguous()
-            handle = comm.broadcast_async_(wire, root_rank, name=name, process_set=process_set)
-            pending.append((handle, wire, target))
-        for handle, wire, target in pending:
+        handles = [comm.broadcast_async_(t.detach(), root_rank, name=n, process_set=process_set) for n, t in tensors]
+        for handle in handles:
             comm.synchronize(handle)
-            if wire is not target:
-                target.copy_(wire)
 
 
 def broadcast_optimizer_state(
