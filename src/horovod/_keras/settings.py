@@ -12,7 +12,7 @@ from horovod.bindings.compression import check_compression
 from horovod.bindings.gradients.parameters import check_groups, check_passes, groups_argument, predivided
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import wrong_argument
-from horovod.bindings.process_sets import ProcessSet, is_provisional
+from horovod.bindings.process_sets import ProcessSet, is_provisional, not_registered
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 
@@ -54,9 +54,7 @@ class Settings(ReduceSettings):
             return False
         size = self.process_set.size()
         if size is None:
-            raise wrong_argument(
-                f"{self.process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
-            )
+            raise wrong_argument(not_registered(self.process_set))
         # A step traced with one rank is kept when other ranks join.
         return (size > 1 or context.is_elastic()) and bool(self.process_set.included())
 
