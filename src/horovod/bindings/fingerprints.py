@@ -15,7 +15,7 @@ from horovod.bindings.runtime import comm
 from horovod.logs import logger
 from horovod.phrases import few
 
-__all__ = ["compare_once", "digest", "fingerprint"]
+__all__ = ["compare_once", "digest", "fingerprint", "warn_of_other_values"]
 
 #: Number of elements compared per parameter: enough to detect a model that was not broadcast.
 _LOOK_AT = 1024
@@ -36,7 +36,7 @@ def fingerprint(array: Any) -> int:
 
 def compare_once(
     name: str, names: Sequence[str], arrays: Callable[[], Sequence[Any]], remedy: str, process_set: ProcessSet,
-    warn: Callable[..., None] | None = None,
+    warn: Callable[..., None] = logger.warning,
 ) -> None:  # fmt: skip
     """Compare parameters across ranks, at the first call with ``name`` and ``names`` in a job.
 
@@ -60,15 +60,24 @@ def compare_once(
     table = comm.allgather(own, name=f"{name}.parameters", process_set=process_set)
     differs = table != table[0]
     if process_set.rank() == 0 and differs.any():
-        ranks = process_set.ranks or []
-        members = ranks if len(ranks) == len(table) else range(len(table))
-        (warn or logger.warning)(
-            "the ranks train different models: %s began this step with other values on %s. Call %s before the first "
-            "step",
-            few([found for found, other in zip(names, differs.any(axis=0), strict=True) if other]),
-            ", ".join(f"rank {members[place]}" for place in np.flatnonzero(differs.any(axis=1))),
-            remedy,
-        )
+        found = [name for name, other in zip(names, differs.any(axis=0), strict=True) if other]
+        places, remedy = np.flatnonzero(differs.any(axis=1)).tolist(), f"{remedy} before the first step"
+        warn_of_other_values(found, places, len(table), process_set, remedy, warn)
+
+
+def warn_of_other_values(
+    names: Sequence[str], places: Iterable[int], count: int, process_set: ProcessSet, remedy: str,
+    warn: Callable[..., None] = logger.warning,
+) -> None:  # fmt: skip
+    """Warn that parameters differ on the ranks at these places among ``count`` answers; recommend the ``remedy``."""
+    ranks = process_set.ranks or []
+    members = ranks if len(ranks) == count else range(count)  # indices from 0 if some members are missing
+    warn(
+        "the ranks train different models: %s began this step with other values on %s. Call %s",
+        few(names),
+        ", ".join(f"rank {members[place]}" for place in places),
+        remedy,
+    )
 
 
 def digest(arrays: Iterable[Any]) -> str:

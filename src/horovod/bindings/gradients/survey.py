@@ -10,11 +10,10 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.agreement import agree_on_names
+from horovod.bindings.fingerprints import warn_of_other_values
 from horovod.bindings.gradients.adapter import GradientAdapter, GradSlot
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.runtime import comm
-from horovod.logs import logger
-from horovod.phrases import few
 
 __all__ = ["Survey", "survey"]
 
@@ -103,16 +102,5 @@ def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[GradSlo
             names.append(slot.name)
             others.update(differing)
     if names:
-        ranks = _members(settings, len(rows))
-        logger.warning(
-            "the ranks train different models: %s began this step with other values on %s. Call %s",
-            few(names),
-            ", ".join(f"rank {ranks[place]}" for place in sorted(others)),
-            _AFTER_JOIN if context.join_count() else _AT_FIRST,
-        )
-
-
-def _members(settings: ReduceSettings, count: int) -> Sequence[int]:
-    """Return the ranks of ``count`` answers, in order; indices from 0 if some members are missing."""
-    ranks = settings.process_set.ranks or []
-    return ranks if len(ranks) == count else range(count)
+        remedy = _AFTER_JOIN if context.join_count() else _AT_FIRST
+        warn_of_other_values(names, sorted(others), len(rows), settings.process_set, remedy)
