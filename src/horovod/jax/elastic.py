@@ -17,7 +17,7 @@ from horovod.bindings.elastic.variables import VariablesState, check_shapes
 from horovod.jax.failures import typed_errors
 from horovod.jax.functions import broadcast_parameters
 from horovod.jax.held import hold, release
-from horovod.jax.trees import is_key
+from horovod.jax.trees import as_key, is_key
 
 __all__ = ["JaxState", "run", "shard", "step"]
 __all__ += common_names.__all__
@@ -107,4 +107,4 @@ def _like(leaf: Any, value: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return value if isinstance(leaf, np.ndarray) else type(leaf)(value)
     made = jax.device_put(value, leaf.sharding)
-    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf)) if is_key(leaf) else made
+    return as_key(made, leaf) if is_key(leaf) else made

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from horovod.jax.trees import is_key
+from horovod.jax.trees import as_key, is_key
 
 __all__ = ["Held", "hold", "release"]
 
@@ -34,14 +34,9 @@ class Held:
         leaf = self._leaf
         if self._other is None or not leaf.is_deleted():
             return leaf
-        made = (
-            jax.device_put(np.array(self._other), leaf.sharding)
-            if not isinstance(self._other, jax.Array)
-            else (jax.numpy.copy(self._other))
-        )
-        if is_key(leaf):
-            made = jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf))
-        return made
+        is_copy = isinstance(self._other, jax.Array)
+        made = jax.numpy.copy(self._other) if is_copy else jax.device_put(np.array(self._other), leaf.sharding)
+        return as_key(made, leaf) if is_key(leaf) else made
 
 
 def hold(tree: Any) -> Any:

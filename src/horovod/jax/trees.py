@@ -13,7 +13,7 @@ import numpy as np
 
 from horovod.bindings.misuse import wrong_argument
 
-__all__ = ["Leaves", "is_key"]
+__all__ = ["Leaves", "as_key", "is_key"]
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 _MOVES_ROWS = ("allgather", "alltoall")
@@ -23,6 +23,11 @@ _LONGEST_PARTS = 200
 def is_key(array: Any) -> bool:
     """Return whether an array holds typed random keys."""
     return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def as_key(data: Any, like: Any) -> Any:
+    """Return integers as typed random keys, of the kind of ``like``."""
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
 
 
 class Leaves:
@@ -39,7 +44,7 @@ class Leaves:
 
     def __init__(self, tree: Any, *, verb: str = "", split_scalars: bool = False) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree)
-        self._restore: list[tuple[int, _Rewrap | None]] = []
+        self._sent: dict[int, Any] = {}  # what is sent, random keys as such, by its index among the leaves
         self.arrays: list[Any] = []  # the arrays, in the order of the tree; Python and numpy numbers become arrays
         self.scalars: dict[int, Any] = {}  # the separated scalars, by their index among the leaves
         for index, leaf in enumerate(self._leaves):
@@ -51,15 +56,11 @@ class Leaves:
                 if self.is_single:
                     raise TypeError(f"expected an array or a pytree of arrays, received {type(leaf).__name__}")
                 continue
-            restore = None
             if split_scalars and array.ndim == 0 and not is_key(array):
                 self.scalars[index] = array
                 continue
-            if is_key(array):
-                restore = _Rewrap(array)
-                array = jax.random.key_data(array)
-            self._restore.append((index, restore))
-            self.arrays.append(array)
+            self._sent[index] = array
+            self.arrays.append(jax.random.key_data(array) if is_key(array) else array)
         if verb:
             self._refuse_keys(verb)
 
@@ -79,12 +80,10 @@ class Leaves:
     def _refuse_keys(self, verb: str) -> None:
         """Refuse random keys in reductions, and single keys in operations on rows."""
         moves = verb in _MOVES_ROWS
-        keys = [
-            index for index, (_, restore) in enumerate(self._restore) if restore and (restore.is_single or not moves)
-        ]
+        keys = [index for index, array in self._sent.items() if is_key(array) and not (moves and array.ndim)]
         if not keys:
             return
-        where = self.names()[keys[0]] or "the tensor"
+        where = self._paths(keys)[0] or "the tensor"
         if moves:
             raise wrong_argument(f"{verb} of a single random key ({where}): it has no rows; use key[None]")
         raise wrong_argument(f"{verb} of random keys ({where}) is not defined; broadcast or allgather them")
@@ -94,13 +93,13 @@ class Leaves:
         leaves = list(self._leaves)
         for index, scalar in (scalars or {}).items():
             leaves[index] = scalar
-        for (index, restore), result in zip(self._restore, results, strict=True):
-            leaves[index] = result if restore is None else restore(result)
+        for (index, array), result in zip(self._sent.items(), results, strict=True):
+            leaves[index] = as_key(result, array) if is_key(array) else result
         return jax.tree.unflatten(self._treedef, leaves)
 
     def names(self) -> list[str]:
         """Return the paths of ``arrays`` in the tree, such as ``['dense']['kernel']``."""
-        return self._paths(index for index, _ in self._restore)
+        return self._paths(self._sent)
 
     def scalar_names(self) -> list[str]:
         """Return the paths of ``scalars`` in the tree."""
@@ -122,17 +121,6 @@ def _parts(treedef: Any) -> str:
     if len(text) <= _LONGEST_PARTS:
         return text
     return f"{text[:_LONGEST_PARTS]}... ({hashlib.blake2b(text.encode(), digest_size=4).hexdigest()})"
-
-
-class _Rewrap:
-    """Converts integers back to random keys."""
-
-    def __init__(self, keys: Any) -> None:
-        self.is_single = not keys.ndim  # whether `keys` was one key without dimensions
-        self._impl = jax.random.key_impl(keys)
-
-    def __call__(self, data: Any) -> Any:
-        return jax.random.wrap_key_data(data, impl=self._impl)
 
 
 def _is_number(leaf: Any) -> bool:
