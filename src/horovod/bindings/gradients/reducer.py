@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -35,22 +36,8 @@ from horovod.logs import logger
 __all__ = ["Reducer"]
 
 
-class _Names:
-    """Numbers reducers with equal names in a process set, equally on all members; restarts after each ``init()``."""
-
-    def __init__(self) -> None:
-        self._generation = -1
-        self._taken: dict[tuple[int | None, str], int] = {}
-
-    def take(self, name: str, process_set: int | None, generation: int) -> str:
-        if generation != self._generation:
-            self._generation, self._taken = generation, {}
-        key = (process_set, name)
-        number = self._taken[key] = self._taken.get(key, 0) + 1
-        return name if number == 1 else f"{name}#{number}"
-
-
-_names = _Names()
+#: How many reducers a process set has had since each ``init()``: a number for their names, equal on all members.
+_count: Counter[tuple[int, int | None]] = Counter()
 
 
 class Reducer:
@@ -144,7 +131,9 @@ class Reducer:
             raise wrong_argument(not_registered(process_set))
         self.active = bool(process_set.included()) and size > 1
         if self.active:
-            self._name = _names.take(PREFIX, process_set.process_set_id, generation)
+            key = generation, process_set.process_set_id
+            _count[key] += 1
+            self._name = PREFIX if _count[key] == 1 else f"{PREFIX}#{_count[key]}"
         self._start_over()
 
     def _start_over(self) -> None:
