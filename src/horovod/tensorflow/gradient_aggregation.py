@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.reducing import divided, key_of
 from horovod.tensorflow.sparse import densified
 
-__all__ = ["LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager"]
+__all__ = ["LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager", "after"]
 
 
 class LocalGradientAggregationHelperEager:
@@ -79,7 +80,7 @@ class LocalGradientAggregationHelperEager:
         self._prepare(dense, vars)
         present = [index for index, grad in enumerate(dense) if grad is not None]
         added = [self._sums[key_of(vars[index])].assign_add(dense[index]) for index in present]
-        with tf.control_dependencies(_operations(added)):
+        with after(added):
             passes = self.counter.assign_add(1)
         found = tf.cond(
             tf.equal(passes, self.backward_passes_per_step),
@@ -119,10 +120,10 @@ class LocalGradientAggregationHelperEager:
             sums[index] = divided(found, self.backward_passes_per_step) if self.average_aggregated_gradients else found
         results = self._reduce(sums, variables)
         sums, reduced = [sums[index] for index in present], [results[index] for index in present]
-        with tf.control_dependencies(_operations([*sums, *reduced])):
+        with after([*sums, *reduced]):
             cleared = [total.assign(tf.zeros_like(total)) for total in totals]
             cleared.append(self.counter.assign(0))
-        with tf.control_dependencies(_operations(cleared)):
+        with after(cleared):
             return [tf.identity(grad) for grad in reduced]
 
     def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -148,9 +149,9 @@ class LocalGradientAggregationHelperEager:
         if self.counter is None:
             return apply_grads_closure()
         grads = [grad for grad, _ in args[0]] if args else []
-        with tf.control_dependencies(_operations(grads)):
+        with after(grads):
             is_complete = tf.equal(self.counter.read_value(), 0)
-        return tf.cond(is_complete, lambda: _operation(apply_grads_closure()), lambda: _count(optimizer))
+        return tf.cond(is_complete, lambda: _done(apply_grads_closure()), lambda: _count(optimizer))
 
 
 class LocalGradientAggregationHelper(LocalGradientAggregationHelperEager):
@@ -180,20 +181,17 @@ class LocalGradientAggregationHelper(LocalGradientAggregationHelperEager):
         )  # fmt: skip
 
 
-def _operations(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors for control dependencies; an empty list in eager mode."""
-    return [] if tf.executing_eagerly() else [tensor for tensor in tensors if tensor is not None]
+def after(tensors: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Return a context whose operations run after these, which may be None."""
+    context: AbstractContextManager[Any] = tf.control_dependencies([each for each in tensors if each is not None])
+    return context
 
 
-def _operation(done: Any) -> Any:
-    return tf.constant(0) if tf.executing_eagerly() else _after(done)
-
-
-def _after(done: Any) -> Any:
-    with tf.control_dependencies([] if done is None else [done]):
+def _done(operation: Any) -> Any:
+    with after([operation]):
         return tf.constant(0)
 
 
 def _count(optimizer: Any) -> Any:
     iterations = getattr(optimizer, "iterations", None)
-    return _operation(iterations.assign_add(1) if iterations is not None else None)
+    return _done(iterations.assign_add(1) if iterations is not None else None)

@@ -14,7 +14,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, after
 from horovod.tensorflow.reducing import GradientSettings, make_reducer, reduce_gradients
 from horovod.tensorflow.tape import DistributedGradientTape
 
@@ -83,9 +83,9 @@ class _AdasumWrapper(_Wrapper):
 
         def take_step() -> Any:
             before = [None if grad is None else tf.identity(variable) for grad, variable in pairs]
-            with tf.control_dependencies(_if_graph(before)):
+            with after(before):
                 step = self._optimizer.apply_gradients(pairs, *args, **kwargs)
-            with tf.control_dependencies(_if_graph([step])):
+            with after([step]):
                 moved = [
                     None if start is None else variable.read_value() - start
                     for variable, start in zip(variables, before, strict=True)
@@ -99,10 +99,6 @@ class _AdasumWrapper(_Wrapper):
             return tf.group(*assigned)
 
         return self._agg_helper.apply_gradients(take_step, self._optimizer, pairs)
-
-
-def _if_graph(operations: Sequence[Any]) -> Sequence[Any]:
-    return [] if tf.executing_eagerly() else [operation for operation in operations if operation is not None]
 
 
 @explained_like(
