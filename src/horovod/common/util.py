@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 # Private in Horovod, too, but code outside of it uses this.
 _cache = functools.cache
 
-_FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "numpy": "numpy"}
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "numpy")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -45,8 +46,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     Returns:
         True or False.
     """
-    framework = _FRAMEWORKS.get(ext_base_name)
-    there = bool(framework and find_spec(framework))
+    there = ext_base_name in _FRAMEWORKS and find_spec(ext_base_name) is not None
     if verbose:
         print(f"horovod.{ext_base_name} is {'available' if there else 'not available'}")
     return there
@@ -139,8 +139,6 @@ def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741 - Horovod's n
 
 def is_iterable(x: Any) -> bool:
     """Whether ``iter(x)`` works."""
-    if isinstance(x, Iterable):
-        return True
     try:
         iter(x)
     except TypeError:
@@ -171,8 +169,5 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the leading three numbers of a version; missing ones are 0."""
-    found = []
-    for part in version.split("+")[0].split(".")[:3]:
-        digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
-        found.append(int(digits or 0))
-    return tuple(found + [0] * (3 - len(found)))
+    parts = [*version.split("+")[0].split("."), "", "", ""][:3]
+    return tuple(int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in parts)
