@@ -28,6 +28,9 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
         self._agg_helper = helper
+        # The slots are those of the wrapped optimizer.
+        self.get_slot, self.get_slot_names = optimizer.get_slot, optimizer.get_slot_names
+        self.variables = optimizer.variables
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable local to this rank.
@@ -51,18 +54,6 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
         return self._agg_helper.apply_gradients(
             lambda: self._optimizer.apply_gradients(pairs, *args, **kwargs), self._optimizer, pairs
         )
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a slot of the optimizer."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the names of the optimizer's slots."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the optimizer's variables."""
-        return self._optimizer.variables(*args, **kwargs)
 
 
 class _AdasumWrapper(_Wrapper):
