@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 
 from horovod.bindings.compression import compress, decompress
-from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.names import ADASUM
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
@@ -74,7 +73,7 @@ class AdasumMethods(OptimizerMethods):
         steps = [parameter.detach() - start for (_, parameter), start in zip(moved, starts, strict=True)]
         wires, contexts = compress(compression, steps)
         handles = [
-            begin_allreduce(comm, wire.contiguous(), self._settings, f"{ADASUM}.{name}")
+            comm.allreduce_async_(wire.contiguous(), name=f"{ADASUM}.{name}", **self._settings.keywords)
             for (name, _), wire in zip(moved, wires, strict=True)
         ]
         reduced = decompress(compression, [comm.synchronize(handle) for handle in handles], contexts)

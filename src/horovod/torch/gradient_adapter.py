@@ -11,7 +11,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.adapter import GradientAdapter, GradSlot, Hook
-from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
 from horovod.torch.optimizer_state import dense_stride
@@ -192,7 +191,7 @@ def _start_compressed(slot: GradSlot, settings: ReduceSettings, name: str) -> Ca
         grad = grad.to_dense()
     (wire,), contexts = compress(settings.compression, [grad.detach()])
     # ``wire`` may be the gradient itself: writes of the engine must not count as changes by the user.
-    handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
+    handle = comm.allreduce_async_(wire.contiguous().data, name=name, **settings.keywords)
 
     def finish() -> None:
         (reduced,) = decompress(settings.compression, [comm.synchronize(handle)], contexts)

@@ -11,7 +11,7 @@ import torch
 
 from horovod import context
 from horovod.bindings.compression import compress
-from horovod.bindings.gradients.collective import BucketCollective, begin_allreduce
+from horovod.bindings.gradients.collective import BucketCollective
 from horovod.bindings.gradients.parameters import check_passes, find_duplicates
 from horovod.bindings.gradients.reducer import Reducer
 from horovod.bindings.gradients.settings import ReduceSettings
@@ -285,7 +285,7 @@ class OptimizerMethods:
         """
         (wire,), (context,) = compress(self._settings.compression, [parameter.grad])
         name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
-        return begin_allreduce(comm, wire, self._settings, name), context
+        return comm.allreduce_async_(wire, name=name, **self._settings.keywords), context
 
     @property
     def _handles(self) -> dict[torch.Tensor, Any]:

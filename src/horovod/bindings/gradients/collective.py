@@ -21,7 +21,6 @@ __all__ = [
     "CompressedAllreduce",
     "ReduceScatter",
     "Reduced",
-    "begin_allreduce",
 ]
 
 
@@ -62,11 +61,6 @@ class BucketCollective(Protocol):
         """
 
 
-def begin_allreduce(comm: Collectives, tensor: Any, settings: ReduceSettings, name: str) -> int:
-    """Start an in-place allreduce of a tensor with the settings; return its handle for ``comm.synchronize``."""
-    return comm.allreduce_async_(tensor, name=name, **settings.keywords)
-
-
 class Allreduce(BucketCollective):
     """Reduces a bucket in place on every rank; the flags are sent with the data."""
 
@@ -81,7 +75,7 @@ class Allreduce(BucketCollective):
         self._settings = settings
 
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
-        return begin_allreduce(self._comm, wire, self._settings, name), wire, layout.flags
+        return self._comm.allreduce_async_(wire, name=name, **self._settings.keywords), wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         handle, wire, flags = pending
@@ -110,7 +104,7 @@ class CompressedAllreduce(BucketCollective):
             sent, ctx = self._compressor.send(name, data, state)
         # Not in place: ``sent`` may be part of the compressor's state.
         handle = comm.allreduce_async(sent, name=name, **self._settings.keywords)
-        flags_handle = begin_allreduce(comm, flags, self._settings, f"{name}{FLAGS}")
+        flags_handle = comm.allreduce_async_(flags, name=f"{name}{FLAGS}", **self._settings.keywords)
         return handle, flags_handle, name, ctx, state, wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
@@ -139,7 +133,8 @@ class ReduceScatter(BucketCollective):
     def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         data, flags = wire[: layout.flags], wire[layout.flags :]
         handle = self._comm.reducescatter_async(data, name=name, **self._settings.keywords)
-        return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
+        flags_handle = self._comm.allreduce_async_(flags, name=f"{name}{FLAGS}", **self._settings.keywords)
+        return handle, flags_handle, flags, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         handle, flags_handle, flags, count = pending
