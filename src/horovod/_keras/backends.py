@@ -58,9 +58,9 @@ class Backend:
         """Return the number of a set's ranks; a tensor if a compiled step may be reused after a membership change."""
         return process_set.size() or 1
 
-    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Return ``then()`` if ``condition`` is true, else ``otherwise()``; the condition may be a traced tensor."""
-        raise NotImplementedError
+    def in_last_pass(self, iterations: Any, steps: int, combine: Callable[[], Any], own: Any) -> Any:
+        """Return ``combine()`` in the last of ``steps`` accumulated passes, in which Keras clips; else ``own``."""
+        return combine()
 
     def typed(self) -> AbstractContextManager[None]:
         """Return a context that raises our original error instead of the framework's converted one."""
@@ -105,7 +105,7 @@ class Backend:
         function that returns them as numpy arrays. Return False if the variables have no values yet and the step will
         be traced again; else True.
         """
-        raise NotImplementedError
+        return True
 
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         """Return the root's tensor."""

@@ -155,18 +155,12 @@ class DistributedMembers(Distributed):
             return super()._clip_gradients(grads)  # type: ignore[misc]
         variables, found = self._applying, list(grads)
 
-        def combined() -> list[Any]:
+        def combine() -> list[Any]:
             self._combine(found, variables, range(len(found)))
             return found
 
-        if self._reduction.backend.name == "jax":
-            # With JAX, Keras clips in every pass and uses only the result of the last one.
-            last = (self._iterations + 1) % steps == 0
-            own = list(grads)
-            found = self._reduction.backend.cond(last, combined, lambda: own)
-        else:
-            found = combined()
-        return super()._clip_gradients(found)  # type: ignore[misc]
+        combined = self._reduction.backend.in_last_pass(self._iterations, steps, combine, list(grads))
+        return super()._clip_gradients(combined)  # type: ignore[misc]
 
     def finalize_variable_values(self, var_list: Any) -> Any:
         """Finish ``fit()``, and check that all ranks have taken the same number of steps."""

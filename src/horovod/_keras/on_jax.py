@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from horovod import context
-from horovod._keras.backends import Backend, Compare, Order
+from horovod._keras.backends import Backend, Order
 from horovod.bindings.compression import Compression, compress, decompress
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import Kind
@@ -26,7 +26,7 @@ __all__ = ["backend"]
 
 
 class _Jax(Backend):
-    """See ``Backend``."""
+    """See ``Backend``. Keras builds models before callbacks begin, and ``reduce`` compares values in the first step."""
 
     name = "jax"
     hvd = hvd
@@ -49,8 +49,9 @@ class _Jax(Backend):
             found[index] = gradient
         return found
 
-    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        return jax.lax.cond(condition, then, otherwise)
+    def in_last_pass(self, iterations: Any, steps: int, combine: Callable[[], Any], own: Any) -> Any:
+        # With JAX, Keras clips in every pass and uses only the result of the last one.
+        return jax.lax.cond((iterations + 1) % steps == 0, combine, lambda: own)
 
     def typed(self) -> AbstractContextManager[None]:
         return typed_errors()
@@ -79,11 +80,6 @@ class _Jax(Backend):
             raise
         except BaseException:
             return
-
-    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
-        # Nothing to do: Keras builds models before callbacks begin, and ``reduce`` compares the values.
-        del variables, act, compare
-        return True
 
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         if not isinstance(tensor, jax.core.Tracer) and tensor.is_deleted():

@@ -79,9 +79,6 @@ class _TensorFlow(Backend):
     def members(self, process_set: ProcessSet) -> Any:
         return tf.cast(members_of(process_set), tf.float32) if context.is_elastic() else process_set.size() or 1
 
-    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        return tf.cond(condition, then, otherwise)
-
     def typed(self) -> AbstractContextManager[None]:
         return typed_errors()
 

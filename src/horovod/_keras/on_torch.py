@@ -54,9 +54,6 @@ class _Torch(Backend):
             for tensor, how, there in zip(tensors, restore, present, strict=True)
         ]
 
-    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        return then() if condition else otherwise()
-
     def hold(self, variables: Sequence[Any]) -> list[Any]:
         return [variable.value.detach().clone() for variable in variables]
 
