@@ -17,7 +17,7 @@ from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.reducing import GradientSettings, divided, key_of, make_reducer
 
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "layers_argument"]
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 _NONE = tf.UnconnectedGradients.NONE
 
@@ -84,29 +84,13 @@ class _Distributed:
         flat = tf.nest.flatten(sources)
         grads = super().gradient(target, flat, output_gradients, unconnected)  # type: ignore[misc]
         settings = self._horovod_settings
-        local: list[tuple[Any, Any]] = []
-        shared: list[tuple[Any, Any]] = []
-        for source, grad in zip(flat, grads, strict=True):
-            (local if key_of(source) in self._horovod_local else shared).append((source, grad))
+        pairs = list(zip(flat, grads, strict=True))
+        local = [pair for pair in pairs if key_of(pair[0]) in self._horovod_local]
+        shared = [pair for pair in pairs if key_of(pair[0]) not in self._horovod_local]
         if self._horovod_scale_local:
             local = [(source, divided(grad, members_of(settings.process_set))) for source, grad in local]
         reduced = make_reducer(settings)([grad for _, grad in shared], [source for source, _ in shared])
         return local, [(source, grad) for (source, _), grad in zip(shared, reduced, strict=True)]
-
-
-def layers_argument(local_layers: Any) -> list[Any]:
-    """Return the user's layers as a list.
-
-    Raises:
-        ValueError: an element is not a layer.
-    """
-    layers = list(local_layers) if isinstance(local_layers, list | tuple) else [local_layers]
-    if local_layers is None:
-        return []
-    for layer in layers:
-        if not hasattr(layer, "trainable_weights"):
-            raise ValueError(f"All local layers must be of a Layer type. Received: {type(layer).__name__}")
-    return layers
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -178,7 +162,11 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
 ) -> Any:
     """Return a distributed tape that does not reduce the gradients of some layers. See ``DistributedGradientTape``."""
-    layers = layers_argument(local_layers)
+    given = [] if local_layers is None else local_layers
+    layers = given if isinstance(given, list | tuple) else [given]
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"All local layers must be of a Layer type. Received: {type(layer).__name__}")
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients,
