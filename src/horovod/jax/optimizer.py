@@ -136,18 +136,15 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
             return tree
         return allreduce_gradients(tree, how, compression, prescale, postscale, process_set, f"{name}.{what}", params)
 
-    def step(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+    def step(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if how is ReduceOp.ADASUM:
             updates, state = inner.update(updates, state, params, **extra)
             return combine(updates, "updates", params), state
         updates, state = inner.update(combine(updates, "gradients", params), state, params, **extra)
         return updates, state
 
-    def update_plain(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return step(updates, state, params, **extra)
-
     if backward_passes_per_step == 1:
-        return optax.GradientTransformationExtraArgs(inner.init, update_plain)
+        return optax.GradientTransformationExtraArgs(inner.init, step)
     accumulate = _Accumulation(inner.init, step, backward_passes_per_step, average_aggregated_gradients)
     return optax.GradientTransformationExtraArgs(accumulate.init, accumulate.update)
 

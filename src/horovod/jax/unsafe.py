@@ -6,7 +6,7 @@ Without ``call_directly`` collectives go through ``jax.experimental.io_callback`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -124,14 +124,11 @@ def results_before(block: Any, since: Any, module: Any) -> list[Any]:
 def _functions_with(module: Any) -> set[str]:
     """Return the names of the functions of a program that contain collectives, directly or through calls."""
     functions = [op.operation for op in module.body.operations if "sym_name" in op.operation.attributes]
+    named = [(function.attributes["sym_name"].value, function) for function in functions]
     found: set[str] = set()
-    while more := {name for name, op in _named(functions) if name not in found and _has(op, found)}:
+    while more := {name for name, function in named if name not in found and _has(function, found)}:
         found |= more
     return found
-
-
-def _named(functions: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [(function.attributes["sym_name"].value, function) for function in functions]
 
 
 def _has(op: Any, functions: set[str]) -> bool:
