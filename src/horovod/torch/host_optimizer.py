@@ -24,7 +24,7 @@ from horovod.torch.optimizer_methods import OptimizerMethods
 from horovod.torch.optimizer_state import parameters_of
 from horovod.torch.runtime import comm
 from horovod.torch.shard_state import cut, gather
-from horovod.torch.shards import Shard, WeightPiece, check_elementwise, clip_norm, clip_value, unhooked_step
+from horovod.torch.shards import Shard, WeightPiece, check_elementwise, clip_norm, unhooked_step
 
 __all__ = ["HostMethods", "check_shardable"]
 
@@ -199,7 +199,8 @@ class HostMethods(OptimizerMethods):
         if self._works_alone():
             torch.nn.utils.clip_grad_value_(self._all(), clip_value_)
         else:
-            clip_value(self._gradients(), clip_value_)
+            for gradient in self._gradients():
+                gradient.clamp_(-clip_value_, clip_value_)
 
     def _synchronize_for_step(self) -> None:
         if not (self._synchronized and self._is_fresh()):

@@ -23,7 +23,7 @@ from horovod.core.requests import ReduceOp
 from horovod.torch.optimizer_methods import gradients
 from horovod.torch.runtime import comm
 
-__all__ = ["Shard", "WeightPiece", "check_elementwise", "clip_norm", "clip_value", "unhooked_step"]
+__all__ = ["Shard", "WeightPiece", "check_elementwise", "clip_norm", "unhooked_step"]
 
 #: Optimizers that treat each element of a parameter independently, so that ranks can step parts.
 _ELEMENTWISE = (
@@ -190,10 +190,3 @@ def clip_norm(
         gradient.mul_(factor.to(gradient.dtype))
     found: torch.Tensor = total.to(gradients[0].dtype) if gradients else total
     return found
-
-
-@torch.no_grad()
-def clip_value(gradients: Sequence[torch.Tensor], most: float) -> None:
-    """Clip every element to ``[-most, most]``."""
-    for gradient in gradients:
-        gradient.clamp_(-most, most)

@@ -307,7 +307,8 @@ class Reducer:
                 self._unbucketed.append(slot)
                 continue
             place[id(slot.parameter)] = index
-            items.append(self._item(index, slot.parameter))
+            parameter, of = slot.parameter, self._adapter
+            items.append(Item(index, of.count(parameter), of.itemsize(parameter), of.kind(parameter)))
         groups = [[place[key] for key in group if key in place] for group in together]
         for layout in plan_buckets(items, self._bucket_bytes, groups, self._collective.shards):
             members = [chosen[index] for index in layout.indexes]
@@ -320,10 +321,6 @@ class Reducer:
             f"{self._name}: {len(items)} gradients in {len(self.buckets)} buckets, {len(self._unbucketed)} alone, "
             f"{len(self._undecided)} not seen yet"
         )
-
-    def _item(self, index: int, parameter: Any) -> Item:
-        of = self._adapter
-        return Item(index, of.count(parameter), of.itemsize(parameter), of.kind(parameter))
 
 
 def _allreduce(adapter: GradientAdapter, settings: ReduceSettings) -> BucketCollective:
