@@ -115,33 +115,26 @@ class _Node:
         return call(self.kind, r.name, r.process_set, r.op, r.prescale, r.postscale, r.root, splits, parts=r.parts)
 
 
-class _Finisher:
-    """Thread that completes operations; the first operation starts it."""
+@functools.cache
+def _finisher() -> queue.SimpleQueue[_Run]:
+    """Return the queue of the thread that completes operations; the first call starts it."""
+    done: queue.SimpleQueue[_Run] = queue.SimpleQueue()
 
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Run] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def put(self, run: _Run) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="horovod-tensorflow", daemon=True)
-            self._thread.start()
-        self._queue.put(run)
-
-    def _loop(self) -> None:
+    def finish() -> None:
         while True:
-            self._queue.get().finish()
+            done.get().finish()
+
+    threading.Thread(target=finish, name="horovod-tensorflow", daemon=True).start()
+    return done
 
 
-_finisher = _Finisher()
 #: Queues of executions with one key, from a loop or several threads; the first of each queue is in flight.
 _queues: dict[tuple[str, int, str], deque[_Run]] = {}
 _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    global _finisher
-    _finisher = _Finisher()
+    _finisher.cache_clear()
     _queues.clear()
 
 
@@ -182,7 +175,7 @@ class _Run:
     def release(self) -> None:
         """Complete the operation; called when the handle is done, possibly twice."""
         if next(self._released) == 0:
-            _finisher.put(self)
+            _finisher().put(self)
 
     def _release_if_done(self, handle: Handle) -> None:
         if handle.done:
