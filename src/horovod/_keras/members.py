@@ -115,7 +115,8 @@ class DistributedMembers(Distributed):
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         self._reduction.prepare(self._trainable_variables)
         # Some "gradients" are new values, such as scales of 8-bit numbers: take their maximum, not a sum.
-        values = [i for i, v in enumerate(variables) if grads[i] is not None and self._is_overwritten(v)]
+        overwritten = [i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)]
+        values = [i for i in overwritten if grads[i] is not None]
         shared = [i for i in range(len(grads)) if i not in set(values)]
         self._combine(grads, variables, values, ReduceOp.MAX)
         if self.gradient_accumulation_steps:
@@ -136,9 +137,6 @@ class DistributedMembers(Distributed):
             self.built = True
         keys = {self._var_key(variable) for variable in self._trainable_variables}
         return variables if len(variables) == len(grads) and keys.issuperset(map(self._var_key, variables)) else []
-
-    def _is_overwritten(self, variable: Any) -> bool:
-        return bool(getattr(variable, "overwrite_with_gradient", False))
 
     def _combine(self, grads: list[Any], variables: Sequence[Any], which: Sequence[int], op: Any = None) -> None:
         if not which:

@@ -16,15 +16,12 @@ from horovod.tensorflow import ops as hvd
 from horovod.tensorflow.collectives import members_of, speaks_tensorflow
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.failures import typed_errors
+from horovod.tensorflow.first_step import tensorflows
 from horovod.tensorflow.held import array_of, changes_all, hold, put
 from horovod.tensorflow.reducing import described, together
 from horovod.tensorflow.runtime import comm
 
 __all__ = ["backend"]
-
-
-def _inner(variable: Any) -> Any:
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 class _TensorFlow(Backend):
@@ -83,13 +80,13 @@ class _TensorFlow(Backend):
         return typed_errors()
 
     def hold(self, variables: Sequence[Any]) -> list[Any]:
-        return hold([_inner(variable) for variable in variables])
+        return hold([tensorflows(variable) for variable in variables])
 
     def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
-        put([_inner(variable) for variable in variables], held)
+        put([tensorflows(variable) for variable in variables], held)
 
     def array(self, variable: Any) -> Any:
-        return array_of(_inner(variable))
+        return array_of(tensorflows(variable))
 
     def changes_all(self, is_known: bool) -> bool:
         return changes_all(is_known)
@@ -102,7 +99,7 @@ class _TensorFlow(Backend):
         # While the step is traced, existing variables have their values from before the step. Variables created by
         # the trace, as in a Sequential without an Input, have no values; TensorFlow then traces a second time.
         with tf.init_scope():
-            values = [_inner(variable) for variable in variables]
+            values = [tensorflows(variable) for variable in variables]
             if tf.executing_eagerly() and not all(bool(value.is_initialized()) for value in values):
                 return False
             act()
