@@ -119,15 +119,9 @@ def not_a_member(rank: int, members: Sequence[int]) -> ValueError:
     )
 
 
-def _make_global() -> ProcessSet:
-    whole = ProcessSet([])
-    whole.ranks = None
-    whole.process_set_id = 0
-    return whole
-
-
 #: The set of all ranks; its ``ranks`` are known after init().
-global_process_set = _make_global()
+global_process_set = ProcessSet([])
+global_process_set.process_set_id, global_process_set.ranks = 0, None
 _registry = SetRegistry()
 _adapter = NumpyAdapter()
 _at_init: list[Callable[[], None]] = []

@@ -75,7 +75,8 @@ class InProgram:
         targets.pop().fill(0)
         if keeps_shape(self.call.kind):
             sources = [
-                target if _are_one(source, target) else source for source, target in zip(sources, targets, strict=True)
+                target if source.ctypes.data == target.ctypes.data else source
+                for source, target in zip(sources, targets, strict=True)
             ]
         try:
             self._as_user(lambda: run_in_program(self.call, self._name, sources, targets, parameters))
@@ -87,10 +88,6 @@ class InProgram:
 
 #: Takes JAX's context, the collective and its operands; returns its results.
 Way = Callable[[Any, InProgram, Sequence[Any]], Sequence[Any]]
-
-
-def _are_one(source: Any, target: Any) -> bool:
-    return bool(source.ctypes.data == target.ctypes.data)
 
 
 def _lower(way: Way, ctx: Any, *operands: Any, call: CollectiveCall) -> Sequence[Any]:

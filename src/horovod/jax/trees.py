@@ -53,7 +53,7 @@ class Leaves:
                 continue
             array = _as_array(leaf)
             if array is None:
-                if self.is_single:
+                if jax.tree_util.treedef_is_leaf(self._treedef):
                     raise TypeError(f"expected an array or a pytree of arrays, received {type(leaf).__name__}")
                 continue
             if split_scalars and array.ndim == 0 and not is_key(array):
@@ -71,11 +71,6 @@ class Leaves:
             return _parts(self._treedef)
         except Exception:  # a part of the structure has no hash, or a class refuses to be rebuilt from numbers
             return ""
-
-    @property
-    def is_single(self) -> bool:
-        """Whether the tree is a single leaf without a container."""
-        return bool(jax.tree_util.treedef_is_leaf(self._treedef))
 
     def _refuse_keys(self, verb: str) -> None:
         """Refuse random keys in reductions, and single keys in operations on rows."""

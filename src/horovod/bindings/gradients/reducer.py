@@ -302,7 +302,7 @@ class Reducer:
         items, place = [], {}
         for index, slot in enumerate(chosen):
             slot.sparse_dim = found.sparse_dim(slot)
-            if self.settings.one_by_one or found.travels_sparse(slot):
+            if self.settings.one_by_one or (slot.sparse_dim and not self.settings.sparse_as_dense):
                 slot.unbucketed = True
                 self._unbucketed.append(slot)
                 continue

@@ -38,7 +38,6 @@ class Survey:
     # all slots in the order of their gradients on the first rank; slots without a gradient there come last
     order: tuple[GradSlot, ...]
     kinds: dict[int, frozenset[int]]  # for each parameter's id, the kinds of its gradient on the ranks
-    sparse_as_dense: bool  # whether sparse gradients are sent as dense ones
 
     def seen(self, slot: GradSlot) -> bool:
         """Whether any rank had a gradient."""
@@ -48,10 +47,6 @@ class Survey:
         """Return the number of sparse dimensions; 0 if any rank had a dense gradient."""
         kinds = self.kinds[id(slot.parameter)] - {_ABSENT}
         return max(kinds) - _SPARSE if kinds and _DENSE not in kinds else 0
-
-    def travels_sparse(self, slot: GradSlot) -> bool:
-        """Whether the gradient is gathered instead of reduced."""
-        return self.sparse_dim(slot) > 0 and not self.sparse_as_dense
 
 
 def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapter: GradientAdapter) -> Survey:
@@ -82,7 +77,7 @@ def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapt
     # Slots without an arrival go in reverse order: backward reaches the last parameters first.
     positions = sorted(range(count), key=lambda i: (arrivals[i] < 0, arrivals[i] if arrivals[i] >= 0 else -i))
     kinds = {id(slot.parameter): frozenset(found[_HEADER + i] for found in rows) for i, slot in enumerate(slots)}
-    return Survey(tuple(slots[i] for i in positions), kinds, settings.sparse_as_dense)
+    return Survey(tuple(slots[i] for i in positions), kinds)
 
 
 def _kind(slot: GradSlot, adapter: GradientAdapter) -> int:
