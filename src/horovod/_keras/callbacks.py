@@ -101,11 +101,8 @@ class BroadcastGlobalVariablesCallback:
         if self._seen is not model:
             self._seen, self.broadcast_done = model, False
         super().set_model(model)  # type: ignore[misc]
-        if (
-            model.jit_compile
-            and self._kit.reduction_of(model.optimizer) is not None
-            and self._kit.backend.refuses_xla()
-        ):
+        is_distributed = self._kit.reduction_of(model.optimizer) is not None
+        if model.jit_compile and is_distributed and self._kit.backend.refuses_xla():
             model.jit_compile = False
             logger.warning(
                 "%s is trained without XLA (jit_compile=False): XLA cannot compile a step that talks to other ranks "
