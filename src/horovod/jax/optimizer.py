@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from horovod.bindings.compression import Compression, Compressor, check_compression, compress, decompress
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.gradients.parameters import check_passes, predivided
 from horovod.bindings.misuse import type_name, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set, id_or_none
 from horovod.bindings.reductions import Average, resolve_op
 from horovod.core.requests import Kind, ReduceOp
+from horovod.jax.ops import allreduce
 from horovod.jax.placing import carry_out, make_call
 from horovod.jax.runtime import is_tracing
 from horovod.jax.trees import Leaves
@@ -20,6 +22,13 @@ from horovod.jax.trees import Leaves
 __all__ = ["AccumulationState", "DistributedOptimizer", "allreduce_gradients"]
 
 
+@explained_like(
+    allreduce,
+    grads="a pytree of the same structure on every rank; numbers become arrays; other leaves that are not arrays are "
+    "returned unchanged.",
+    name="key of the match.",
+    params="the parameters; if given, the first step warns if they differ between ranks.",
+)
 def allreduce_gradients(
     grads: Any,
     op: int = Average,
@@ -34,26 +43,8 @@ def allreduce_gradients(
 
     Collective over ``process_set``; works eagerly and inside ``jit``.
 
-    Args:
-        grads: a pytree of the same structure on every rank; numbers become arrays; other leaves that are not arrays are
-            returned unchanged.
-        op: Average (the default), Sum or Adasum; Min, Max and Product work too.
-        compression: compressor of the gradients, such as ``Compression.bf16``.
-        prescale_factor: multiplies the gradients before they are combined.
-        postscale_factor: multiplies the result.
-        process_set: ranks that take part.
-        name: key of the match.
-        params: the parameters; if given, the first step warns if they differ between ranks.
-
     Returns:
         A pytree of the same structure.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died or left; on the other ranks. Elastic jobs recover from it.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     how = resolve_op(op, None)
     leaves = Leaves(grads)
