@@ -71,7 +71,6 @@ class BroadcastGlobalVariablesCallback:
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
         super().__init__()
-        del device
         self.root_rank = root_rank
         self.broadcast_done = False
         self._seen: Any = None
@@ -112,7 +111,6 @@ class BroadcastGlobalVariablesCallback:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast existing variables; compare the ranks' planned numbers of steps."""
-        del logs
         if self.joins:
             self.joins, self.broadcast_done = False, True
             return
@@ -130,7 +128,6 @@ class BroadcastGlobalVariablesCallback:
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast variables that did not exist before the first step."""
-        del batch, logs
         self._broadcast()
 
     def _broadcast(self) -> None:
@@ -197,7 +194,6 @@ class MetricAverageCallback:
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
-        del device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average ``logs`` in place.
@@ -264,7 +260,6 @@ class LearningRateScheduleCallback:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Look up the number of steps per epoch, if ``staircase`` is off."""
-        del logs
         if not self.staircase and (self._counts_steps or not self.steps_per_epoch):
             self._counts_steps = True  # and look again in the next fit(), which may have another number
             self.steps_per_epoch = (self.params or {}).get("steps")
@@ -276,12 +271,10 @@ class LearningRateScheduleCallback:
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Record the epoch."""
-        del logs
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the learning rate if it is due."""
-        del logs
         after = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or after or (self.staircase and batch):
             return
@@ -297,7 +290,6 @@ class LearningRateScheduleCallback:
             epoch: number of the epoch that has ended.
             logs: metrics; receives ``lr``.
         """
-        del epoch
         if logs is not None:
             logs["lr"] = rate_of(self._kit.innermost(self.model.optimizer))
 

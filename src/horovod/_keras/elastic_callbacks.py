@@ -57,12 +57,10 @@ class CommitStateCallback:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restart the count of batches."""
-        del logs
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit if enough batches were done and this is not the last one of the epoch."""
-        del logs
         self.batches_remaining -= 1
         steps = (self.params or {}).get("steps")
         is_last = isinstance(self.model.stop_training, EpochIsOver) or (steps and batch + 1 >= steps)
@@ -71,7 +69,6 @@ class CommitStateCallback:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit the state."""
-        del epoch, logs
         self._commit()
 
     def _commit(self) -> None:
@@ -98,12 +95,10 @@ class UpdateBatchStateCallback:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Record the number of batches done before."""
-        del logs
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; end the epoch after its last batch."""
-        del logs
         self.state.batch = done = self._before + batch + 1
         steps = (self.params or {}).get("steps")
         if self._before and steps and done >= steps:
@@ -111,7 +106,6 @@ class UpdateBatchStateCallback:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Reset the count of batches to 0."""
-        del epoch, logs
         EpochIsOver.revoke(self.model)
         self.state.batch = self._before = 0
 
@@ -131,16 +125,13 @@ class UpdateEpochStateCallback:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Record the number of epochs done before."""
-        del logs
         self.initial_epoch, self._first = self.state.epoch, None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Detect whether ``fit`` counts from 0 or from ``state.epoch``."""
-        del logs
         if self._first is None:
             self._first = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Count the epoch."""
-        del logs
         self.state.epoch = self.initial_epoch + epoch - (self._first or 0) + 1

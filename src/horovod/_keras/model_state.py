@@ -61,7 +61,6 @@ class ModelState(VariablesState):
     _has_met = False
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        del backend
         if not hasattr(model, "built"):
             raise wrong_argument(f"{type(self).__name__} needs a model of Keras. Received: {type_name(model)}")
         if not model.built:

@@ -33,7 +33,6 @@ class _TensorFlow(Backend):
     compression = Compression
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
-        del variables
         found = list(gradients)
         there = [index for index, gradient in enumerate(found) if gradient is not None]
         if order.sparse_as_dense:

@@ -148,7 +148,6 @@ def make_load_model(load: Callable[..., Any], distribute: Callable[..., Any]) ->
         Raises:
             NotInitializedError: ``init()`` was not called.
         """
-        del legacy_opts
         known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
         model = load(filepath, custom_objects=known)
         if getattr(model, "optimizer", None) is not None:

@@ -88,7 +88,6 @@ def _present(model: Any, sample: Any) -> Any:
 def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
     def on_jax(values: Any, iterator: Any) -> Any:
         """Keep the values in the model's variables while a step runs, so that states can read and change them."""
-        del iterator
         for name, arrays in zip(_EVERY, values, strict=True):
             some = model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
             for variable, array in zip(some, arrays, strict=True):

@@ -61,7 +61,6 @@ def _make_allreduce_grads_fn(
     name: str, device_dense: str, device_sparse: str, compression: type[Compressor], sparse_as_dense: bool, op: int,
     gradient_predivide_factor: float, groups: Any, process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:  # fmt: skip
-    del device_dense, device_sparse
     factors = predivided(ReduceOp(op), gradient_predivide_factor)
     settings = GradientSettings(ReduceOp(op), *factors, process_set, compression, sparse_as_dense, name, groups or None)
     reduce = make_reducer(settings)

@@ -67,8 +67,7 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
 
 
 def _present(model: Any, sample: Any) -> Any:
-    del sample  # tf_keras reports metrics that it has not built yet
-    return model.get_metrics_result()
+    return model.get_metrics_result()  # tf_keras reports metrics that it has not built yet
 
 
 if LEGACY:
