@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import weakref
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
@@ -28,7 +27,6 @@ from horovod.transports.kernels import Buffer
 __all__ = ["Submission", "find_overlaps", "id_of"]
 
 _engine = context.engine
-_all: weakref.WeakSet[Submission] = weakref.WeakSet()
 
 
 class _Open(msgspec.Struct):
@@ -51,7 +49,7 @@ class Submission:
         self._numbers = itertools.count(1)
         self._generation = context.init_count()
         self._lost: frozenset[int] = frozenset()
-        _all.add(self)
+        at_init(self._forget)
         # Numpy kernels detect a read-only target only during the operation, so check it here.
         self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
 
@@ -310,11 +308,3 @@ def id_of(process_set: ProcessSet) -> int:
     if (key := id_or_none(process_set)) is None:
         raise RequestError(not_registered(process_set))
     return key
-
-
-def _forget_all() -> None:
-    for submission in list(_all):
-        submission._forget()
-
-
-at_init(_forget_all)

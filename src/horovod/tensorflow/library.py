@@ -61,7 +61,6 @@ _PROTOTYPES: dict[str, tuple[Any, Sequence[Any]]] = {
     "TF_TensorType": (ctypes.c_int, (_P,)),
     "TF_NumDims": (ctypes.c_int, (_P,)),
     "TF_Dim": (ctypes.c_int64, (_P, ctypes.c_int)),
-    "TF_TensorByteSize": (ctypes.c_size_t, (_P,)),
     "TF_TensorData": (_P, (_P,)),
     "TF_DeleteTensor": (None, (_P,)),
 }  # fmt: skip
