@@ -18,9 +18,6 @@ from horovod.torch.runtime import comm
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
-_STATE_DICT = "; pass its state_dict()"
-
-
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Copy the root's parameters to every rank, in place.
 
@@ -53,9 +50,10 @@ def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
     elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | torch.nn.Module | str | bytes):
         entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
+        hint = "; pass its state_dict()" if isinstance(params, torch.nn.Module) else ""
         raise wrong_argument(
             "broadcast_parameters needs a dict of tensors, or a list of tensors or of (name, tensor). "
-            f"Received: {type(params).__name__}{_STATE_DICT if isinstance(params, torch.nn.Module) else ''}"
+            f"Received: {type(params).__name__}{hint}"
         )
     found = []
     for entry in entries:
