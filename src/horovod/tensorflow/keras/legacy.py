@@ -19,17 +19,12 @@ from horovod._keras.settings import Settings
 from horovod.bindings.misuse import wrong_argument
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
 
-__all__ = ["LEGACY", "build", "distribute", "innermost", "is_legacy_optimizer"]
+__all__ = ["LEGACY", "build", "distribute", "innermost"]
 
 #: Whether ``tf.keras`` is tf_keras, with TF_USE_LEGACY_KERAS=1; else it is Keras 3.
 LEGACY: bool = tf.keras.Model.__module__.startswith("tf_keras.")
 
 Pairs = list[tuple[Any, Any]]
-
-
-def is_legacy_optimizer(optimizer: Any) -> bool:
-    """Return whether ``optimizer`` is an optimizer of tf_keras."""
-    return any(cls.__module__.partition(".")[0] == "tf_keras" for cls in type(optimizer).__mro__)
 
 
 def innermost(optimizer: Any) -> Any:
@@ -45,10 +40,6 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
             optimizer.build(variables)
         else:
             optimizer._create_all_weights(variables)
-
-
-def _key(variable: Any) -> Any:
-    return variable.ref()
 
 
 class LegacyMembers(Distributed):
@@ -131,14 +122,16 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     """
     if isinstance(optimizer, str | dict):
         optimizer = tf.keras.optimizers.get(optimizer)
-    if not is_legacy_optimizer(optimizer) or not hasattr(optimizer, "apply_gradients"):
+    is_legacy = any(cls.__module__.partition(".")[0] == "tf_keras" for cls in type(optimizer).__mro__)
+    if not is_legacy or not hasattr(optimizer, "apply_gradients"):
         raise wrong_argument(
             "with TF_USE_LEGACY_KERAS=1 optimizer must be one of tf_keras, such as tf.keras.optimizers.SGD(0.1). "
             f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
     inner = innermost(optimizer)
     # The helper accumulates and averages the passes.
-    make_distributed(inner, LegacyMembers, GradientReduction(replace(settings, passes=1), backend, _key))
+    reduction = GradientReduction(replace(settings, passes=1), backend, lambda variable: variable.ref())
+    make_distributed(inner, LegacyMembers, reduction)
     inner.__dict__["_settings"] = settings
     inner.__dict__["_agg_helper"] = LocalGradientAggregationHelperEager(
         settings.passes, inner._reduce, settings.sparse_as_dense, settings.passes_are_averaged
