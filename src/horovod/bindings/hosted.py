@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod import context
@@ -14,7 +13,7 @@ from horovod.errors import HorovodInternalError, LaunchError
 from horovod.rendezvous.client import JobStore
 from horovod.world import check_meetings
 
-__all__ = ["RETURNED", "call_guarded", "call_hosted", "end_of_call", "hosted_rank", "leave_job", "refuse_second_run"]
+__all__ = ["RETURNED", "call_guarded", "call_hosted", "end_of_call", "leave_job", "refuse_second_run"]
 
 RETURNED = "its function has returned"
 """The reason for ranks that still wait for this one."""
@@ -41,30 +40,6 @@ def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
         store.close()
 
 
-@contextmanager
-def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
-    """Make this process a rank inside the context; at its end leave the job and restore the environment.
-
-    Raises:
-        LaunchError: this process is a rank of another job.
-    """
-    if SECRET_KEY in os.environ:
-        raise LaunchError("this process is a rank of another job already; wait for that one, or start more workers")
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        context.shutdown(RETURNED)
-        with _lock:
-            check_meetings()
-            for name, text in before.items():
-                if text is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = text
-
-
 def leave_job(job_id: str) -> None:
     """Make the rank in this process leave a job: its init() or next collective raises an error; from any thread.
 
@@ -89,14 +64,28 @@ def end_of_call() -> None:
 def call_hosted(
     variables: Mapping[str, str], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a function as a rank, and return its result; see ``call_guarded``.
+    """Call a function as a rank, and return its result; see ``call_guarded``. Then leave the job, and restore the
+    environment.
 
     Raises:
         LaunchError: this process is a rank of another job, or the function called ``sys.exit``.
         Exception: as ``func`` raised it.
     """
-    with hosted_rank(variables):
+    if SECRET_KEY in os.environ:
+        raise LaunchError("this process is a rank of another job already; wait for that one, or start more workers")
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
         return call_guarded(func, args, kwargs)
+    finally:
+        context.shutdown(RETURNED)
+        with _lock:
+            check_meetings()
+            for name, text in before.items():
+                if text is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = text
 
 
 def call_guarded(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
