@@ -19,7 +19,7 @@ from horovod._keras.elastic_fit import FitKit
 from horovod._keras.model_state import ModelState
 from horovod.bindings.misuse import wrong_argument
 
-__all__ = ["derive_callbacks", "derive_elastic", "derive_state", "make_load_model", "make_partial", "of_name"]
+__all__ = ["derive_callbacks", "derive_elastic", "make_load_model", "make_partial", "of_name"]
 
 
 def of_name(name: str) -> Backend:
@@ -56,15 +56,11 @@ def derive_callbacks(kit: Kit, callbacks: Any, module: str) -> tuple[Any, ...]:
     return tuple(_derive(bases[0].__name__, bases, module, _kit=kit) for bases in kinds)
 
 
-def derive_elastic(callbacks: Any, module: str) -> tuple[Any, ...]:
-    """Return the three public callback classes for elastic training, as ``derive_callbacks`` does."""
+def derive_elastic(kit: Kit, fit_kit: FitKit, callbacks: Any, module: str) -> tuple[Any, ...]:
+    """Return the public class of states of a module, and its three callback classes for elastic training."""
+    state = _derive("KerasState", (ModelState,), module, _kit=kit, _fit_kit=fit_kit)
     kinds = CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
-    return tuple(_derive(ours.__name__, (ours, callbacks.Callback), module) for ours in kinds)
-
-
-def derive_state(name: str, kit: Kit, fit_kit: FitKit, module: str) -> Any:
-    """Return the public state class of a module, for one kind of Keras."""
-    return _derive(name, (ModelState,), module, _kit=kit, _fit_kit=fit_kit)
+    return state, *(_derive(ours.__name__, (ours, callbacks.Callback), module) for ours in kinds)
 
 
 def _local_variables(layers: Any, kind: type[Any]) -> list[Any]:

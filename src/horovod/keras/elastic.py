@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from horovod._keras.elastic_fit import FitKit, fit
-from horovod._keras.public import derive_elastic, derive_state
+from horovod._keras.public import derive_elastic
 from horovod.bindings.elastic import common_names
 from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.step import decorators
@@ -112,6 +112,7 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
 
 FIT_KIT = FitKit(keras.callbacks.CallbackList, _convert, _make_function, _present, _installed, shard)
 
-KerasState = derive_state("KerasState", KIT, FIT_KIT, __name__)
-CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(keras.callbacks, __name__)
+KerasState, CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(
+    KIT, FIT_KIT, keras.callbacks, __name__
+)
 run, step = decorators(_backend.typed, _backend.wait)

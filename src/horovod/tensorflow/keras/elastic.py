@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from horovod._keras.elastic_fit import FitKit, fit
 from horovod._keras.on_tensorflow import backend
-from horovod._keras.public import derive_elastic, derive_state
+from horovod._keras.public import derive_elastic
 from horovod.bindings.elastic import common_names
 from horovod.bindings.elastic.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.elastic.step import decorators
@@ -77,6 +77,7 @@ if LEGACY:
 else:
     from horovod.keras.elastic import FIT_KIT
 
-KerasState = derive_state("KerasState", KIT, FIT_KIT, __name__)
-CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(tf.keras.callbacks, __name__)
+KerasState, CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_elastic(
+    KIT, FIT_KIT, tf.keras.callbacks, __name__
+)
 run, step = decorators(backend.typed)
