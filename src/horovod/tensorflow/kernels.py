@@ -46,7 +46,7 @@ from horovod.tensorflow.library import (
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 from horovod.tensorflow.unsafe import Callback, remember_thread
 
-__all__ = ["answer", "over", "register"]
+__all__ = ["Node", "answer", "over", "register"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _P = ctypes.c_void_p
@@ -96,8 +96,8 @@ def _fail(report: Callable[..., None], place: int, error: BaseException) -> None
     report(place, status.pointer)
 
 
-class _Node:
-    """A node of a graph, ready to run."""
+class Node:
+    """A node of a graph, ready to run; ``count`` is its number of inputs."""
 
     def __init__(self, op_type: str, request: GraphRequest, count: int) -> None:
         self.op_type, self.request, self.count = op_type, request, count
@@ -147,7 +147,7 @@ class _Run:
     kernels = "numpy"
     writable = True
 
-    def __init__(self, node: _Node, context_: int, done: int) -> None:
+    def __init__(self, node: Node, context_: int, done: int) -> None:
         self._node, self._context, self._done = node, context_, Callback(done)
         self._inputs: list[Array] = []
         self._outputs: list[Array] = []
@@ -300,7 +300,7 @@ class _Run:
             return None
 
 
-_nodes: dict[int, _Node] = {}
+_nodes: dict[int, Node] = {}
 _ids = itertools.count(1)
 
 
@@ -308,7 +308,7 @@ def _create(op_type: str, construction: int) -> int:
     try:
         request = GraphRequest.decode(attribute(construction, b"request"))
         key = next(_ids)
-        _nodes[key] = _Node(op_type, request, attribute_size(construction, b"T"))
+        _nodes[key] = Node(op_type, request, attribute_size(construction, b"T"))
         return key
     except Exception as error:  # such as of a graph that another version of khorovod has saved
         _fail(lib.TF_OpKernelConstruction_Failure, construction, error)
@@ -322,7 +322,7 @@ def _compute(key: int, context_: int, done: int) -> None:
 
 
 @DELETE
-def _delete(key: int, nodes: dict[int, _Node] = _nodes) -> None:
+def _delete(key: int, nodes: dict[int, Node] = _nodes) -> None:
     # ``nodes`` is a default argument because TensorFlow deletes graphs after Python has cleared this module's names.
     nodes.pop(key, None)
 

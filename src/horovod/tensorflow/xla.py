@@ -22,10 +22,9 @@ from tensorflow.python.ops import control_flow_util
 from horovod import context
 from horovod.bindings.failures import remember
 from horovod.core.requests import Kind
-from horovod.engine import calls
 from horovod.tensorflow import order
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.kernels import answer, over
+from horovod.tensorflow.kernels import Node, answer, over
 from horovod.tensorflow.library import immortal
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 from horovod.tensorflow.unsafe import HANDLER, add_custom_call, fail_custom_call
@@ -135,9 +134,9 @@ def _register() -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _decoded(text: bytes) -> tuple[_Call, Any]:
+def _decoded(text: bytes) -> tuple[_Call, Node]:
     call = msgspec.json.decode(text, type=_Call)
-    return call, call.request.site.stand_in()
+    return call, Node(call.op_type, call.request, len(call.inputs))
 
 
 @immortal
@@ -145,18 +144,14 @@ def _decoded(text: bytes) -> tuple[_Call, Any]:
 def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
     threading.current_thread()  # register this XLA thread with Python, so that reports can show that it waits
     try:
-        call, as_user = _decoded(ctypes.string_at(opaque, length))
+        call, node = _decoded(ctypes.string_at(opaque, length))
         kinds = [np.dtype(DTYPES[name].as_numpy_dtype) for name in call.dtypes]
         sources = [over(ins[i], shape, kinds[i]) for i, shape in enumerate(call.inputs)]
         places = ctypes.cast(out, ctypes.POINTER(_P))
         ctypes.memset(places[len(call.outputs)], 0, 4)
         targets = [over(places[i], shape, kinds[i]) for i, shape in enumerate(call.outputs)]
-        kind, request, engine = OP_TYPES[call.op_type], call.request, context.engine()
-        what = calls.call(
-            kind, request.name, request.process_set, request.op, request.prescale, request.postscale, request.root,
-            parts=request.parts,
-        )  # fmt: skip
-        as_user(lambda: engine.run(what, _Outputs(targets), sources))
+        what, engine = node.call(()), context.engine()
+        node.as_user(lambda: engine.run(what, _Outputs(targets), sources))
     except BaseException as error:
         remember(error)
         fail_custom_call(status, f"{type(error).__name__}: {error}".encode())
