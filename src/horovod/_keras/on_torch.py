@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from horovod._keras.backends import Backend, Compare, Order
-from horovod.bindings.elastic.generators import Generator
 from horovod.torch import mpi_ops as hvd
 from horovod.torch.compression import Compression
+from horovod.torch.elastic.state import GENERATORS
 from horovod.torch.runtime import comm
 from horovod.torch.unsafe import keep_out_of_graphs
 
@@ -28,12 +28,7 @@ class _Torch(Backend):
     hvd = hvd
     comm = comm
     compression = Compression
-    # Dropout uses torch's generator, not a Keras seed.
-    generators: Sequence[Generator] = (
-        Generator(
-            lambda: torch.get_rng_state().numpy(), lambda s: torch.set_rng_state(torch.from_numpy(s)), torch.manual_seed
-        ),
-    )
+    generators = GENERATORS  # Dropout uses these, not a Keras seed
 
     @torch.no_grad()
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:

@@ -52,7 +52,8 @@ def _write_cuda(states: list[torch.Tensor]) -> None:
         torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
 
 
-_GENERATORS = (
+#: The random generators of torch.
+GENERATORS = (
     generators.Generator(lambda: torch.get_rng_state().numpy(), lambda s: torch.set_rng_state(torch.from_numpy(s)),
                          torch.manual_seed),
     generators.Generator(_read_cuda, _write_cuda, torch.cuda.manual_seed_all),
@@ -75,7 +76,7 @@ class TorchState(ObjectState):
         RequestError: the model or the optimizer is another object, without ``state_dict`` and ``load_state_dict``.
     """
 
-    _generators = (*generators.BUILT_IN, *_GENERATORS)
+    _generators = (*generators.BUILT_IN, *GENERATORS)
     _reducers = dict.fromkeys((torch.Tensor, torch.nn.Parameter), lambda tensor: _bits(tensor))
     _handlers: Mapping[str, StateHandler]
 
