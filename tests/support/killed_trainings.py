@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.bindings.elastic.sampler import Deal, Dealer
+from horovod.bindings.elastic.sampler import Deal
 from horovod.bindings.elastic.shard import ArrayShard
 
 __all__ = ["SERVERS", "Logged", "expected", "samples_are_whole", "train"]
@@ -49,22 +49,21 @@ class Logged(ArrayShard):
 
     def __init__(self, pick: Callable[[Any], Any]) -> None:
         self.log: tuple[tuple[int, int, int, int], ...] = ()
-        super().__init__(Dealer(ROWS, BATCH), pick)
-        self.confirm, self.state_dict, self.load_state_dict = self._confirm, self._state_dict, self._load
+        super().__init__(pick, ROWS, BATCH)
 
-    def _confirm(self) -> None:
+    def confirm(self) -> None:
         import horovod.numpy as hvd
 
-        before = self._dealer.taken
-        self._dealer.confirm()
-        if self._dealer.taken != before:
-            self.log = (*self.log, (self.epoch, before, self._dealer.taken, hvd.size()))
+        before = self.taken
+        super().confirm()
+        if self.taken != before:
+            self.log = (*self.log, (self.epoch, before, self.taken, hvd.size()))
 
-    def _state_dict(self) -> dict[str, Any]:
-        return {**self._dealer.state_dict(), "log": self.log}
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "log": self.log}
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._dealer.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.log = tuple(map(tuple, state["log"]))
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.elastic import shard as shards
-from horovod.bindings.elastic.sampler import Dealer
 from horovod.bindings.elastic.shard import ArrayShard
 from horovod.bindings.misuse import wrong_argument
 from horovod.tensorflow.unsafe import is_steady
@@ -66,12 +65,12 @@ class DatasetShard(ArrayShard):
             raise wrong_argument("the dataset is infinite. Leave out repeat(): set_epoch() begins it again")
         if count < 0:
             count = int(dataset.reduce(np.int64(0), lambda number, *_: number + 1))
-        super().__init__(Dealer(count, batch_size), lambda rows: rows)
+        super().__init__(lambda rows: rows, count, batch_size)
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the rest of this epoch."""
-        world, batch_size = context.world(), self._dealer.batch_size
+        world, batch_size = context.world(), self.batch_size
         batches: Iterator[Any] | None = None
         for rows in self._dealt():
             if batches is None:  # this rank's samples are every ``size``-th one from its first one on

@@ -45,7 +45,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
         )
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"arrays must have one length. Received: {[len(column) for column in columns]}")
-    return ArrayShard(Dealer(len(columns[0]), batch_size, shuffle, seed), lambda rows: _rows(data, rows))
+    return ArrayShard(lambda rows: _rows(data, rows), len(columns[0]), batch_size, shuffle, seed)
 
 
 def _is_array(value: Any) -> bool:
@@ -77,32 +77,26 @@ def _rows(data: Any, rows: Sequence[int]) -> Any:
     return [data[row] for row in rows]
 
 
-class ArrayShard:
+class ArrayShard(Dealer):
     """This rank's batches of data with a length; see ``shard``.
 
     Args:
-        dealer: assigns the sample indices.
         pick: returns the batch for a list of sample indices.
+        deal: the arguments of ``Dealer``.
     """
 
-    def __init__(self, dealer: Dealer, pick: Callable[[Sequence[int]], Any]) -> None:
-        self._dealer, self._pick = dealer, pick
-        self.set_epoch, self.confirm, self.reset = dealer.set_epoch, dealer.confirm, dealer.reset
-        self.state_dict, self.load_state_dict = dealer.state_dict, dealer.load_state_dict
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch."""
-        return self._dealer.epoch
+    def __init__(self, pick: Callable[[Sequence[int]], Any], *deal: Any) -> None:
+        super().__init__(*deal)
+        self._pick = pick
 
     @property
     def is_done(self) -> bool:
         """Whether all samples of the epoch were used."""
-        return not self._dealer.left
+        return not self.left
 
     def __len__(self) -> int:
         """Return the number of batches left in this epoch."""
-        return self._dealer.steps(context.world().size)
+        return self.steps(context.world().size)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the rest of this epoch.
@@ -115,7 +109,7 @@ class ArrayShard:
     def _dealt(self) -> Iterator[Sequence[int]]:
         """Yield the sample indices of this rank's batches in the rest of this epoch."""
         world = context.world()
-        batches = self._dealer.batches(world.rank, world.size)
+        batches = self.batches(world.rank, world.size)
         while True:
             rows = next(batches, None)
             if context.world() is not world:
