@@ -64,12 +64,6 @@ class LegacyMembers(Distributed):
         self.__dict__["_is_combined"] = True
         return self._combine(pairs)
 
-    def _aggregated(self, grads_and_vars: Any) -> Pairs:
-        pairs = list(grads_and_vars)
-        if self.__dict__.pop("_is_combined", False) or not pairs:
-            return pairs
-        return self._combine(pairs)
-
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
         """Return the combined gradients of all ranks; takes the arguments of the optimizer's own class."""
         return self._computed(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
@@ -88,7 +82,10 @@ class LegacyMembers(Distributed):
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
         """Combine gradients over all ranks, unless ``compute_gradients`` has combined them."""
-        return self._aggregated(grads_and_vars)
+        pairs = list(grads_and_vars)
+        if self.__dict__.pop("_is_combined", False) or not pairs:
+            return pairs
+        return self._combine(pairs)
 
     _aggregate_gradients = aggregate_gradients
 
@@ -101,7 +98,7 @@ class LegacyMembers(Distributed):
         asked = kwargs.pop("experimental_aggregate_gradients", True) and not kwargs.pop(
             "skip_gradients_aggregation", False
         )
-        pairs = self._aggregated(pairs) if asked else pairs
+        pairs = self.aggregate_gradients(pairs) if asked else pairs
         variables = [variable for _, variable in pairs]
         build(self, variables)
         is_new = hasattr(super(), "aggregate_gradients")
