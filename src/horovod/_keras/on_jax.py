@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -32,6 +31,7 @@ class _Jax(Backend):
     hvd = hvd
     comm = comm
     compression = Compression
+    typed = staticmethod(typed_errors)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
@@ -52,9 +52,6 @@ class _Jax(Backend):
     def in_last_pass(self, iterations: Any, steps: int, combine: Callable[[], Any], own: Any) -> Any:
         # With JAX, Keras clips in every pass and uses only the result of the last one.
         return jax.lax.cond((iterations + 1) % steps == 0, combine, lambda: own)
-
-    def typed(self) -> AbstractContextManager[None]:
-        return typed_errors()
 
     def wait(self, values: Any) -> None:
         jax.block_until_ready(values)

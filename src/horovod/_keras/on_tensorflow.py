@@ -31,6 +31,9 @@ class _TensorFlow(Backend):
     hvd = hvd
     comm = comm
     compression = Compression
+    together = staticmethod(together)
+    typed = staticmethod(typed_errors)
+    changes_all = staticmethod(changes_all)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         found = list(gradients)
@@ -55,9 +58,6 @@ class _TensorFlow(Backend):
         for index, gradient in zip(which, reduced, strict=True):
             found[index] = gradient if dense else self.scale(gradient, order.prescale * order.postscale)
 
-    def together(self, gradients: Sequence[Any]) -> list[Any]:
-        return together(gradients)
-
     def outside(self) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = tf.init_scope()
         return scope
@@ -75,9 +75,6 @@ class _TensorFlow(Backend):
     def members(self, process_set: ProcessSet) -> Any:
         return tf.cast(members_of(process_set), tf.float32) if context.is_elastic() else process_set.size() or 1
 
-    def typed(self) -> AbstractContextManager[None]:
-        return typed_errors()
-
     def hold(self, variables: Sequence[Any]) -> list[Any]:
         return hold([tensorflows(variable) for variable in variables])
 
@@ -86,9 +83,6 @@ class _TensorFlow(Backend):
 
     def array(self, variable: Any) -> Any:
         return array_of(tensorflows(variable))
-
-    def changes_all(self, is_known: bool) -> bool:
-        return changes_all(is_known)
 
     def refuses_xla(self) -> bool:
         # Only XLA programs for the CPU can call back; for other devices Keras turns XLA on by default.
