@@ -23,6 +23,7 @@ import numpy as np
 
 from horovod import context
 from horovod.bindings.failures import remember
+from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.collectives import keeps_shape
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
@@ -144,8 +145,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class _Run:
     """One execution of a node; also the allocator of its results."""
 
-    kernels = "numpy"
-    writable = True
+    kernels = NumpyAdapter.kernels
+    address = NumpyAdapter.address
 
     def __init__(self, node: Node, context_: int, done: int) -> None:
         self._node, self._context, self._done = node, context_, Callback(done)
@@ -157,10 +158,6 @@ class _Run:
         self._released = itertools.count()
 
     # -- the engine's side ---------------------------------------------------------------------------------------
-
-    def address(self, buffer: Array) -> int:
-        """Return the address of an array's first byte."""
-        return buffer.ctypes.data
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         """Allocate the next output, and return an array over it."""

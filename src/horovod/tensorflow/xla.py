@@ -21,6 +21,7 @@ from tensorflow.python.ops import control_flow_util
 
 from horovod import context
 from horovod.bindings.failures import remember
+from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.requests import Kind
 from horovod.tensorflow import order
 from horovod.tensorflow.adapter import DTYPES
@@ -52,14 +53,11 @@ class _Call(msgspec.Struct, frozen=True):
 class _Outputs:
     """Allocator that returns the result memory that XLA has allocated."""
 
-    kernels = "numpy"
-    writable = True
+    kernels = NumpyAdapter.kernels
+    address = NumpyAdapter.address
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = iter(arrays)
-
-    def address(self, buffer: Array) -> int:
-        return buffer.ctypes.data
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         return next(self._arrays)
