@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -269,10 +269,7 @@ class OptimizerMethods:
             self._reducer.passes = passes
             self._reducer.rearm()
 
-    @staticmethod
-    def find_duplicates(names: Iterable[str]) -> set[str]:
-        """Return the names that occur more than once."""
-        return find_duplicates(names)
+    find_duplicates = staticmethod(find_duplicates)
 
     def _allreduce_grad_async(self, parameter: torch.Tensor) -> tuple[Any, Any]:
         """Start to reduce one gradient alone; libraries identify Horovod's optimizers by this method, and some call it.
