@@ -24,8 +24,8 @@ from horovod.core.requests import NO_NOTE, Kind, Request, Response
 __all__ = ["MAX_FUSED", "CachedResponse", "Coordinator", "LogEntry", "PendingRequest", "fuse"]
 
 
-class LogEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of the log: the members of these responses execute them, together, next."""
+class LogEntry(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """One entry of the log, and the message with it between hosts: the members of these responses execute them next."""
 
     ids: tuple[int, ...]  # the numbers of the responses
     notes: tuple[int, ...] = ()  # one number from each member's transport; empty unless all members have sent one

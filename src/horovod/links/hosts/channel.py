@@ -87,11 +87,9 @@ class RemoteDecider(_Keeper):
         log = self._log
         while log:
             message = log.popleft()
-            if isinstance(message, frames.Run):
-                entries.append(LogEntry(message.ids, message.notes))
-            elif isinstance(message, frames.Declared):
-                entries.append(LogEntry((message.id,), response=message.response))
-            elif isinstance(message, frames.RankState):
+            if isinstance(message, LogEntry):
+                entries.append(message)
+            else:
                 self._departures.append(message)
         self._gathering.observe(entries)
         return entries
@@ -132,7 +130,7 @@ class HubDecider(_Keeper):
         entries = self._coordinator.take()
         if entries:
             self._gathering.observe(entries)
-            self._relay.send_all([*self._batch, *map(_told, entries)])
+            self._relay.send_all([*self._batch, *entries])
             self._batch.clear()
         return entries
 
@@ -165,9 +163,3 @@ class LeaderChannel(CoordinatorChannel):
         super()._publish()
         if not self._hidden:
             self._decider.published()
-
-
-def _told(entry: LogEntry) -> frames.Message:
-    if entry.response is None:
-        return frames.Run(entry.ids, entry.notes)
-    return frames.Declared(entry.ids[0], entry.response)

@@ -3,7 +3,7 @@
     leader to hub    Declare, Submit, Leave        requests of its ranks
                      Payload                       the data of a small operation, before its submission
                      DeclareGroup, SubmitGroups    requests of all its ranks by one number
-    hub to leader    Declared, Run                 the log
+    hub to leader    LogEntry                      the log
     both             RankState, Question, Answer, Kernel, StartTrace, Trace, Told, Arrivals, Ping, Pong, Bye
 
 Data of a wrong type or length is not a frame. Each frame has a number, one more than the one before it on the
@@ -18,8 +18,8 @@ from typing import Annotated
 
 import msgspec
 
+from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Declare, DeclareGroup, Leave, Rank, Submit, SubmitGroups
-from horovod.core.requests import Response
 
 __all__ = [
     "MAX_ITEMS",
@@ -28,16 +28,15 @@ __all__ = [
     "Bye",
     "Declare",
     "DeclareGroup",
-    "Declared",
     "Kernel",
     "Leave",
+    "LogEntry",
     "Message",
     "Payload",
     "Ping",
     "Pong",
     "Question",
     "RankState",
-    "Run",
     "StartTrace",
     "Submit",
     "SubmitGroups",
@@ -53,20 +52,6 @@ __all__ = [
 MAX_ITEMS = 1 << 16
 _HEAD = struct.Struct("<Q")
 Text = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
-
-
-class Declared(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Log entry: from now on ``id`` stands for ``response``."""
-
-    id: int
-    response: Response
-
-
-class Run(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """Log entry: the members of these responses execute them."""
-
-    ids: tuple[int, ...]
-    notes: tuple[int, ...] = ()
 
 
 class RankState(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -169,8 +154,7 @@ Message = (
     Declare
     | Submit
     | Leave
-    | Declared
-    | Run
+    | LogEntry
     | RankState
     | Question
     | Answer

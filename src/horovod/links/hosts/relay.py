@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Message
 from horovod.core.generation import Generation
 from horovod.core.labels import LEFT
@@ -84,7 +85,8 @@ class Relay:
         self._ranks = generation.hosts[index]
         # at the hub, requests of ranks on other hosts; read by the engine
         self.requests: collections.deque[Message] = collections.deque()
-        self.log: collections.deque[frames.Message] = collections.deque()  # elsewhere, the log; read by the engine
+        # elsewhere, the log, with departures after the entries before them; read by the engine
+        self.log: collections.deque[LogEntry | frames.RankState] = collections.deque()
         # whether the engine has held submissions back for so long that it should send them
         self.is_owed: Callable[[], bool] = lambda: False
         self._departing: set[int] = set()
@@ -259,7 +261,7 @@ class Relay:
             case frames.Declare() | frames.Submit() | frames.Leave() | frames.DeclareGroup() | frames.SubmitGroups():
                 if host != HUB and self._speaks_for(host, message.rank):
                     self.requests.append(message)
-            case frames.Declared() | frames.Run():
+            case LogEntry():
                 if not is_hub:
                     self.log.append(message)
             case frames.Payload():
