@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.core.requests import Kind, Response
+from horovod.engine.board import TimelineSession
 from horovod.links.hosts import frames
 from horovod.links.hosts.traces import Clock
 
@@ -15,7 +16,8 @@ MESSAGES: list[frames.Message] = [
     frames.RankState(3, 4, 2, "killed", b"why"), frames.RankState(0, 1), frames.Question(1, 2, 3, 4),
     frames.Leave(7, "bye"), frames.LogEntry((3, 4)), frames.LogEntry((5,), (1, 2)),
     frames.LogEntry((6,), response=Response(Kind.BARRIER, "", 0, (0, 1))),
-    frames.Answer(1, 2, 3, b"stack"), frames.Kernel(1, 2, "R", 0.5), frames.StartTrace(1, True, 2, 3, 4),
+    frames.Answer(1, 2, 3, b"stack"), frames.Kernel(1, 2, "R", 0.5),
+    frames.StartTrace(TimelineSession(1, True, 2, 3, 4)),
     frames.Trace(1, b"{}"), frames.Told(1, 2), frames.Ping(5), frames.Pong(5, 6), frames.Bye(),
 ]  # fmt: skip
 PACKED = frames.numbered(7, frames.encode(MESSAGES))

@@ -20,6 +20,7 @@ import msgspec
 
 from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Declare, DeclareGroup, Leave, Rank, Submit, SubmitGroups
+from horovod.engine.board import TimelineSession
 
 __all__ = [
     "MAX_ITEMS",
@@ -92,13 +93,9 @@ class Kernel(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Rank 0 has begun or ended a recording; see ``engine.board.TimelineSession``. Times are of rank 0's host."""
+    """Rank 0 has begun or ended a recording. Times are of rank 0's host."""
 
-    number: int
-    mark_cycles: bool
-    since_ns: int
-    begin: int
-    end: int
+    session: TimelineSession
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag=11):

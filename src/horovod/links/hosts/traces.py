@@ -99,7 +99,7 @@ class TraceRelay:
             session = self._board.session
             if self._is_hub and session.number and session != self._session:
                 self._session = session
-                self._send_all([StartTrace(*session)])
+                self._send_all([StartTrace(session)])
 
     def owes(self, rank: int) -> bool:
         """Whether events of a rank of this host are missing in the present recording."""
@@ -120,12 +120,10 @@ class TraceRelay:
                 self._send_all([message], but=host)
         elif isinstance(message, StartTrace):
             if not self._is_hub:
-                if message.number != self._number:
-                    self._number, self._offset_ns = message.number, self._remote.offset_ns
-                since_ns = max(1, message.since_ns - self._offset_ns)
-                self._board.set_session(
-                    TimelineSession(message.number, message.mark_cycles, since_ns, message.begin, message.end)
-                )
+                session = message.session
+                if session.number != self._number:
+                    self._number, self._offset_ns = session.number, self._remote.offset_ns
+                self._board.set_session(session._replace(since_ns=max(1, session.since_ns - self._offset_ns)))
         elif self._is_hub:
             self._parked[message.rank].append(message)
             self._place()
