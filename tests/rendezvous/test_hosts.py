@@ -222,7 +222,7 @@ def test_hosts_of_one_name_are_two_hosts(service: Service) -> None:
 
 def test_another_version_is_told_to_all(service: Service) -> None:
     waiting = Leader(service, THREE[1], 5)
-    own = protocol.pack(protocol.GiveUp(1, b"", ""))
+    own = protocol.pack(protocol.GiveUp(1, b"", protocol.Refusal()))
     other = own.replace(_version.__version__.encode(), b"9" * len(_version.__version__))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with curve.client_socket(context, purpose_key(KEY, SERVICE)) as client:
@@ -285,7 +285,7 @@ def test_a_leader_that_cannot_reach_rank_0_hears_that_its_host_has_given_up(serv
             while socket.poll(1000):
                 answer = protocol.unpack(socket.recv(), protocol.StillMissing | protocol.AllHere)  # type: ignore[arg-type]
         began_s = time.monotonic()
-        socket.send(protocol.pack(protocol.GiveUp(1, b"nonce", "rank 0 has had enough", 0, "")))
+        socket.send(protocol.pack(protocol.GiveUp(1, b"nonce", protocol.Refusal("rank 0 has had enough", 0))))
         error = leader.failed()
     context.destroy()
     assert isinstance(error, PeerLostError)

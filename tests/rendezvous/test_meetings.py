@@ -32,7 +32,7 @@ def test_a_lost_answer_is_repeated(met: Meetings) -> None:
 
 
 def test_a_leader_that_gives_up_while_all_connect_is_told_to_the_others(met: Meetings) -> None:
-    assert met.leave(GiveUp(1, bytes([2, 3]), "no route", 3)) == []
+    assert met.leave(GiveUp(1, bytes([2, 3]), Refusal("no route", 3))) == []
     assert met.join(b"a", join([0, 1]), 1.0) == [(b"a", Refusal("no route", 3))]
     # Another attempt begins with another nonce.
     assert met.join(b"a", join([0, 1], b"again"), 2.0) == [(b"a", StillMissing("ranks 2, 3"))]
@@ -56,7 +56,8 @@ def test_ranks_of_a_part_of_the_job_are_known_by_their_numbers_in_the_whole() ->
 def test_a_host_that_fails_is_told_to_each_host_once_and_another_attempt_may_follow() -> None:
     meetings = Meetings()
     meetings.join(b"a", join([0, 1], size=5), 0.0)
-    failed, told = Failed(1, 5, 1, "rank 4 has ended", True), Refusal("rank 4 has ended", is_loss=True)
+    told = Refusal("rank 4 has ended", is_loss=True)
+    failed = Failed(1, 5, 1, told)
     assert meetings.failed(b"c", failed) == [(b"a", told), (b"c", told)]
     assert meetings.has_to_tell
     assert meetings.join(b"b", join([2, 3], size=5), 0.0) == [(b"b", told)]

@@ -120,8 +120,8 @@ def report_failure(world: World, generation: int, error: HorovodInternalError) -
         key = purpose_key(service_secret(world), SERVICE)
         patience = Patience(_REPORT_S)
         socket, _ = connect_first(context, key, lambda: endpoints_of(world), patience, "nobody listens")
-        is_loss, run = isinstance(error, PeerLostError), world.meeting.run
-        socket.send(pack(Failed(generation, world.size, world.local_size, str(error), is_loss, run)))
+        refusal = Refusal.of(error, "")
+        socket.send(pack(Failed(generation, world.size, world.local_size, refusal, world.meeting.run)))
         while patience.poll(socket) and not socket.poll(0):
             pass
     except (InitError, OSError, zmq.ZMQError):
@@ -307,18 +307,12 @@ class _Leader:
     def _leave(self, service: zmq.Socket[bytes], error: BaseException) -> None:
         """Tell the hosts that wait for this host that it has given up."""
         service.linger = _LAST_MESSAGE_MS
-        _send(
-            service, GiveUp(self._generation, self._nonce, self._regret(error), _lost(error), self._world.meeting.run)
-        )
+        refusal = Refusal.of(error, f"{describe(self._entry)} has given up: {type(error).__name__}")
+        _send(service, GiveUp(self._generation, self._nonce, refusal, self._world.meeting.run))
 
     def _must_go_on(self, has_come: bool, otherwise: str) -> None:
         if not has_come:
             raise InitError(f"{otherwise} within {self._patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
-
-    def _regret(self, error: BaseException) -> str:
-        if isinstance(error, HorovodInternalError):
-            return str(error)
-        return f"{describe(self._entry)} has given up: {type(error).__name__}"
 
     def _nobody(self) -> str:
         who, where, numbers = describe(self._entry), ", ".join(self._world.meeting.places), ports(self._world)
@@ -331,10 +325,6 @@ class _Leader:
             f"{who} cannot reach the job service at {where}: is a firewall in between? --network-interfaces says "
             f"which network to use"
         )
-
-
-def _lost(error: BaseException) -> int:
-    return error.rank if isinstance(error, PeerLostError) else -1
 
 
 def _send(socket: zmq.Socket[bytes], message: Join | GiveUp) -> bool:

@@ -83,17 +83,16 @@ class Meetings:
         before = meeting.leaders
         meeting.leaders = [leader for leader in before if leader.join.nonce != leave.nonce]
         if meeting.answers.pop(leave.nonce, None) is not None:
-            meeting.answers = dict.fromkeys(meeting.answers, Refusal(leave.error, leave.lost))
-        return self._refuse(meeting, Refusal(leave.error, leave.lost)) if len(meeting.leaders) < len(before) else []
+            meeting.answers = dict.fromkeys(meeting.answers, leave.refusal)
+        return self._refuse(meeting, leave.refusal) if len(meeting.leaders) < len(before) else []
 
     def failed(self, sender: bytes, failed: Failed) -> Answers:
         """Handle a host whose ranks did not find each other: refuse all leaders that wait, now or later."""
         meeting = self._meetings.setdefault((failed.run, failed.generation), _Meeting())
-        refusal = Refusal(failed.error, is_loss=failed.is_loss)
         if meeting.failure is None:
-            meeting.failure, meeting.told, meeting.reachable = refusal, set(), failed.size - failed.absent
+            meeting.failure, meeting.told, meeting.reachable = failed.refusal, set(), failed.size - failed.absent
         leaders, meeting.leaders = meeting.leaders, []
-        return [*self._tell(meeting, refusal, leaders), (sender, refusal)]
+        return [*self._tell(meeting, failed.refusal, leaders), (sender, failed.refusal)]
 
     @property
     def has_to_tell(self) -> bool:

@@ -108,10 +108,11 @@ class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """Whether the meeting succeeded: each rank reports whether it received everything, then rank 0 decides for all."""
+    """Whether a meeting succeeded: each rank reports whether it received everything, then rank 0 decides for all."""
 
     error: str = ""  # why there is no job; empty when there is one
     lost: int = -1  # the rank whose death is the reason, else -1
+    is_loss: bool = False  # whether the reason is the death of an unknown rank
 
     def enforce(self) -> None:
         """Raise the error, if there is one.
@@ -120,7 +121,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
             PeerLostError: a rank died.
             InitError: there is no job for another reason.
         """
-        if self.lost >= 0:
+        if self.lost >= 0 or self.is_loss:
             raise PeerLostError(self.error, rank=self.lost)
         if self.error:
             raise InitError(self.error)

@@ -18,8 +18,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from horovod._version import __version__
-from horovod.errors import InitError, PeerLostError
+from horovod.errors import HorovodInternalError, PeerLostError
 from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused, WatchNews, WatchOrders
+from horovod.rendezvous.messages import Verdict
 
 __all__ = [
     "MAX_BYTES",
@@ -76,8 +77,7 @@ class GiveUp(msgspec.Struct, array_like=True, frozen=True, tag="leave"):
 
     generation: int  # as in its `Join`
     nonce: bytes  # nonce of its attempt
-    error: str  # the reason
-    lost: int = -1  # the rank whose death is the reason, else -1
+    refusal: Refusal  # the reason
     run: str = ""  # as in its `Join`
 
 
@@ -87,8 +87,7 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
     generation: int  # as in `Join`
     size: int  # number of ranks in the job
     absent: int  # number of ranks of that host
-    error: str  # the reason
-    is_loss: bool  # whether one of them has died
+    refusal: Refusal  # the reason
     run: str = ""  # as in `Join`
 
 
@@ -137,23 +136,15 @@ class AllHere(msgspec.Struct, array_like=True, frozen=True, tag="members"):
     control: list[str]  # endpoints of rank 0's leader
 
 
-class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
+class Refusal(Verdict, array_like=True, frozen=True, tag="refusal"):
     """There is no job."""
 
-    error: str  # the reason
-    lost: int = -1  # the rank whose death is the reason, else -1
-    is_loss: bool = False  # whether the reason is the death of an unknown rank
-
-    def enforce(self) -> None:
-        """Raise the error.
-
-        Raises:
-            PeerLostError: a rank died.
-            InitError: there is no job for another reason.
-        """
-        if self.lost >= 0 or self.is_loss:
-            raise PeerLostError(self.error, rank=self.lost)
-        raise InitError(self.error)
+    @classmethod
+    def of(cls, error: BaseException, otherwise: str) -> Refusal:
+        """Return the refusal because of an error; ``otherwise`` is the reason if that is no error of this package."""
+        is_loss = isinstance(error, PeerLostError)
+        text = str(error) if isinstance(error, HorovodInternalError) else otherwise
+        return cls(text, error.rank if isinstance(error, PeerLostError) else -1, is_loss)
 
 
 class Connected(msgspec.Struct, array_like=True, frozen=True, tag="joined"):

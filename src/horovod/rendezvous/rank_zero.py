@@ -225,7 +225,7 @@ class RankZero:
             self._forget(pid_fd)
         else:
             self._selector.unregister(pid_fd)
-        self._fail(*msgspec.structs.astuple(guest.death))
+        self._fail(guest.death.error, guest.death.lost)
 
     def _forget(self, pid_fd: int) -> None:
         self._selector.unregister(pid_fd)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from horovod.core.generation import Generation, Member
-from horovod.errors import HorovodInternalError, InitError, PeerLostError
+from horovod.errors import InitError, PeerLostError
 from horovod.links.hosts.remote_ranks import REFUSED, RemoteRanks
 from horovod.rendezvous.protocol import HostEntry, Refusal
 
@@ -45,10 +45,8 @@ def publish(remote: RemoteRanks, roster: Roster) -> None:
 
 def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
     """Tell the other ranks of this host why there is no job."""
-    is_loss = isinstance(error, PeerLostError)
-    lost = error.rank if isinstance(error, PeerLostError) else -1
-    text = str(error) if isinstance(error, HorovodInternalError) else f"the first rank of this host failed: {error!r}"
-    remote.publish(REFUSED, msgspec.msgpack.encode(Refusal(text, lost, is_loss)))
+    refusal = Refusal.of(error, f"the first rank of this host failed: {error!r}")
+    remote.publish(REFUSED, msgspec.msgpack.encode(refusal))
 
 
 def await_roster(
