@@ -31,9 +31,8 @@ from horovod.rendezvous import curve, membership_client
 from horovod.rendezvous.client import FateQuery, JobStore
 from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.keys import SERVICE, local_name, purpose_key
-from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus
 from horovod.rendezvous.membership_client import MembershipClient, Superseded
-from horovod.rendezvous.protocol import pack
+from horovod.rendezvous.protocol import MemberNews, MemberPlace, MemberStatus, pack
 from horovod.rendezvous.service import Service
 
 KEY = secrets.token_bytes(32)

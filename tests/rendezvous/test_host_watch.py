@@ -11,8 +11,7 @@ import zmq
 from meetings import LONG_S
 
 from horovod.rendezvous import host_watch
-from horovod.rendezvous.member_messages import WatchOrders
-from horovod.rendezvous.protocol import pack
+from horovod.rendezvous.protocol import WatchOrders, pack
 
 
 def test_a_watch_that_was_stopped_does_not_take_the_service_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from horovod.core.membership_events import Gone, Policy, Silent, Slot
 from horovod.rendezvous.generations import Generations
-from horovod.rendezvous.member_messages import MemberNews, WatchNews
+from horovod.rendezvous.protocol import MemberNews, WatchNews
 from horovod.rendezvous.watches import Watches
 
 

@@ -19,8 +19,8 @@ from horovod.rendezvous import process_tree
 from horovod.world import World, export
 
 if TYPE_CHECKING:
-    from horovod.rendezvous.member_messages import MemberPlace
     from horovod.rendezvous.membership_client import MembershipClient
+    from horovod.rendezvous.protocol import MemberPlace
 
 __all__ = ["assemble", "connect", "renew"]
 

@@ -27,8 +27,7 @@ from horovod.core.membership_events import (
     Tick,
     TrainingEnded,
 )
-from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
-from horovod.rendezvous.protocol import Answers, Fate
+from horovod.rendezvous.protocol import Answers, Fate, MemberNews, MemberPlace, MemberStatus, Refused
 from horovod.rendezvous.ticks import Ticks
 
 __all__ = ["Generations"]

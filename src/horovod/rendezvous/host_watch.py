@@ -19,9 +19,8 @@ import zmq
 from horovod.errors import InitError
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
-from horovod.rendezvous.member_messages import WatchNews, WatchOrders
 from horovod.rendezvous.programs import start_program
-from horovod.rendezvous.protocol import pack, unpack
+from horovod.rendezvous.protocol import WatchNews, WatchOrders, pack, unpack
 from horovod.rendezvous.ticks import Ticks
 from horovod.rendezvous.waiting import Patience
 from horovod.syscalls import open_process, send_signal

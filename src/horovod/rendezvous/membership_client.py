@@ -20,8 +20,7 @@ from horovod._version import __version__
 from horovod.errors import DismissedError, HorovodInternalError, InitError
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
-from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
-from horovod.rendezvous.protocol import Fate, pack, unpack, version_of
+from horovod.rendezvous.protocol import Fate, MemberNews, MemberPlace, MemberStatus, Refused, pack, unpack, version_of
 from horovod.rendezvous.waiting import Patience
 
 __all__ = ["MembershipClient", "Superseded"]

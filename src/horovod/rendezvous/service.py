@@ -25,7 +25,6 @@ from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
-from horovod.rendezvous.member_messages import MemberNews, Refused, WatchNews
 from horovod.rendezvous.protocol import (
     MAX_BYTES,
     AllHere,
@@ -34,11 +33,14 @@ from horovod.rendezvous.protocol import (
     Failed,
     GiveUp,
     Join,
+    MemberNews,
     Question,
     Refusal,
+    Refused,
     StillMissing,
     Table,
     Value,
+    WatchNews,
     number_of,
     pack,
     unpack,

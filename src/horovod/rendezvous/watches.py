@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from horovod.core.membership_events import Ended, Fence, Silent, Slot
 from horovod.rendezvous.generations import Generations
-from horovod.rendezvous.member_messages import WatchNews, WatchOrders
-from horovod.rendezvous.protocol import Answers
+from horovod.rendezvous.protocol import Answers, WatchNews, WatchOrders
 from horovod.rendezvous.ticks import Ticks
 
 __all__ = ["Watches"]
