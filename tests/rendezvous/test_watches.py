@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from horovod.core.membership_events import Gone, Policy, Silent, Slot
-from horovod.rendezvous.generations import Generations
+from horovod.rendezvous.generations import Generations, Watches
 from horovod.rendezvous.protocol import MemberNews, WatchNews
-from horovod.rendezvous.watches import Watches
 
 
 @pytest.mark.parametrize("is_host_lost", [False, True])

@@ -21,7 +21,7 @@ from horovod._version import __version__
 from horovod.core.membership_events import Decision, Event, Fence, Policy, Silent, Tick
 from horovod.logs import logger
 from horovod.rendezvous import curve
-from horovod.rendezvous.generations import Generations
+from horovod.rendezvous.generations import Generations, Watches
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
@@ -46,7 +46,6 @@ from horovod.rendezvous.protocol import (
     unpack,
     version_of,
 )
-from horovod.rendezvous.watches import Watches
 
 __all__ = ["Service", "listen"]
 
@@ -114,9 +113,7 @@ class Service:
 
     def ended(self, rank: int, who: str, how: str) -> None:
         """Report the end of a rank, in words, to all hosts that wait for it, now or later."""
-        with self._lock:
-            self._news.append(lambda: self._meetings.ended(rank, who, how))
-            self._ring()
+        self._later(lambda: self._meetings.ended(rank, who, how))
 
     def put(self, event: Event) -> None:
         """Report an event to the membership of a job with a policy: hosts, ends of processes, a wish to leave; ticks
@@ -126,25 +123,21 @@ class Service:
             ValueError: the job has no policy.
         """
         generations = self._policed()
-        with self._lock:
-            self._news.append(lambda: generations.handle(event))
-            self._ring()
+        self._later(lambda: generations.handle(event))
 
     def order(self, order: Fence | Silent | None) -> None:
         """Have the watch of a host kill a process that another launcher has started: at once (``Fence``), or only if a
         signal has stopped it (``Silent``); None lets all watches end.
         """
-        with self._lock:
-            self._news.append(lambda: self._watch(order))
-            self._ring()
+        watches = self._watches
+        assert watches is not None
+        self._later(lambda: watches.order(order))
 
-    def _watch(self, order: Fence | Silent | None) -> Answers:
-        assert self._watches is not None
-        if order is None:
-            self._watches.is_over = True
-        else:
-            self._watches.order(order)
-        return []
+    def _later(self, act: Callable[[], Answers]) -> None:
+        """Let the service's thread act."""
+        with self._lock:
+            self._news.append(act)
+            self._ring()
 
     def take(self) -> list[Decision]:
         """Return the decisions since the last call, in their order; never blocks.
