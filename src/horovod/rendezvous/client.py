@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket as sockets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_address
 from typing import Literal
 
@@ -21,7 +22,9 @@ from horovod.rendezvous.protocol import MAX_BYTES, Ask, Fate, Table, Value, numb
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
-__all__ = ["FateQuery", "JobStore", "connect_first", "endpoints_of", "ports", "secret_of", "service_secret"]
+__all__ = [
+    "FateQuery", "JobStore", "connect_first", "connected", "endpoints_of", "ports", "secret_of", "service_secret",
+]  # fmt: skip
 
 Socket = zmq.Socket[bytes]
 #: Intervals: to check whether waiting has become useless, to resolve names again, and to ask again.
@@ -106,6 +109,22 @@ def connect_first(
         for probe in probes:
             if probe is not chosen:
                 probe.close()
+
+
+@contextlib.contextmanager
+def connected(
+    secret: bytes, candidates: Callable[[], Sequence[str]], patience: Patience, nobody: str
+) -> Iterator[tuple[Socket, str]]:
+    """Connect to the job service of a secret, as ``connect_first`` does, for as long as the context lasts.
+
+    Raises:
+        InitError: nobody answered in time.
+    """
+    context: zmq.Context[Socket] = zmq.Context()
+    try:
+        yield connect_first(context, purpose_key(secret, SERVICE), candidates, patience, nobody)
+    finally:
+        context.destroy()
 
 
 class JobStore:

@@ -6,6 +6,7 @@ standard input begins with a line of JSON: secret, endpoints of the service, nam
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,8 +18,7 @@ from collections.abc import Sequence
 import zmq
 
 from horovod.errors import InitError
-from horovod.rendezvous.client import connect_first
-from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.client import connected
 from horovod.rendezvous.programs import start_program
 from horovod.rendezvous.protocol import WatchNews, WatchOrders, pack, unpack
 from horovod.rendezvous.ticks import Ticks
@@ -46,15 +46,9 @@ def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
 
 def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:
     """Watch the processes of this host until the service says that the job has ended, or is lost."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        key = purpose_key(secret, SERVICE)
-        socket, _ = connect_first(context, key, lambda: places, Patience(_CONNECT_S), "the job service has ended")
-        _Watch(socket, host).run()
-    except InitError:
-        pass  # the ranks report that
-    finally:
-        context.destroy()
+    with contextlib.suppress(InitError):  # the ranks report that
+        with connected(secret, lambda: places, Patience(_CONNECT_S), "the job service has ended") as (socket, _):
+            _Watch(socket, host).run()
 
 
 class _Watch:

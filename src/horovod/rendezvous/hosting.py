@@ -15,13 +15,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import zmq
-
 from horovod.core.membership_events import Policy
 from horovod.errors import InitError
-from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
+from horovod.rendezvous.client import connected, endpoints_of, ports, service_secret
 from horovod.rendezvous.interfaces import endpoint, own_addresses
-from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.programs import await_answer, start_program
 from horovod.rendezvous.service import Service
 from horovod.rendezvous.waiting import Patience
@@ -102,14 +99,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _answers(secret: bytes, endpoints: Sequence[str]) -> bool:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        connect_first(context, purpose_key(secret, SERVICE), lambda: endpoints, Patience(_ANSWER_S), "")
+        with connected(secret, lambda: endpoints, Patience(_ANSWER_S), ""):
+            return True
     except InitError:
         return False
-    finally:
-        context.destroy()
-    return True
 
 
 def serve(

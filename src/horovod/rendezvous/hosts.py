@@ -11,6 +11,7 @@ The leaders meet at the job service, which ``World.meeting`` locates. It sends t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import secrets
 import time
@@ -23,7 +24,7 @@ import zmq
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.launchers import LAUNCHERS
 from horovod.rendezvous import curve
-from horovod.rendezvous.client import connect_first, endpoints_of, ports, secret_of, service_secret
+from horovod.rendezvous.client import connect_first, connected, endpoints_of, ports, secret_of, service_secret
 from horovod.rendezvous.hosting import host_service, is_here
 from horovod.rendezvous.interfaces import leading_address, own_addresses
 from horovod.rendezvous.keys import SERVICE, purpose_key
@@ -113,21 +114,14 @@ def report_failure(world: World, generation: int, error: HorovodInternalError) -
     """
     if world.meeting.kind == "addresses" and (world.launcher == "horovodrun" or world.meeting.generation):
         return  # the service knows more: how each rank ended
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
+    refusal, patience = Refusal.of(error, ""), Patience(_REPORT_S)
+    with contextlib.suppress(InitError, OSError, zmq.ZMQError):  # there is no service to report to
         if ports(world) and is_here(world):
             host_service(world)
-        key = purpose_key(service_secret(world), SERVICE)
-        patience = Patience(_REPORT_S)
-        socket, _ = connect_first(context, key, lambda: endpoints_of(world), patience, "nobody listens")
-        refusal = Refusal.of(error, "")
-        socket.send(pack(Failed(generation, world.size, world.local_size, refusal, world.meeting.run)))
-        while patience.poll(socket) and not socket.poll(0):
-            pass
-    except (InitError, OSError, zmq.ZMQError):
-        pass  # there is no service to report to
-    finally:
-        context.destroy()
+        with connected(service_secret(world), lambda: endpoints_of(world), patience, "nobody listens") as (socket, _):
+            socket.send(pack(Failed(generation, world.size, world.local_size, refusal, world.meeting.run)))
+            while patience.poll(socket) and not socket.poll(0):
+                pass
 
 
 def meet_hosts(

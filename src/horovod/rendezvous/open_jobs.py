@@ -11,17 +11,14 @@ import hmac
 import os
 import subprocess
 
-import zmq
-
 from horovod.config import Config
 from horovod.core.membership_events import Policy
 from horovod.errors import InitError
 from horovod.launchers import LAUNCHERS, hosts_and_run_of_step
 from horovod.rendezvous import hosts
-from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
+from horovod.rendezvous.client import connected, endpoints_of, ports, service_secret
 from horovod.rendezvous.host_watch import start_watch
 from horovod.rendezvous.interfaces import own_addresses
-from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.programs import await_answer, start_program
 from horovod.rendezvous.vouching import vouch
 from horovod.rendezvous.waiting import Patience
@@ -90,10 +87,5 @@ def _find_service(world: World, secret: bytes, timeout_s: float) -> str:
         f"rank {world.rank} found no job service of this job on {first}: has rank 0 called init() there, is "
         f"HOROVOD_ELASTIC=1 set on all ranks, is HOROVOD_SECRET_KEY the same, and is no firewall in between?"
     )
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        key = purpose_key(secret, SERVICE)
-        _, where = connect_first(context, key, lambda: endpoints_of(world), Patience(timeout_s), nobody)
-    finally:
-        context.destroy()
-    return where
+    with connected(secret, lambda: endpoints_of(world), Patience(timeout_s), nobody) as (_, where):
+        return where
