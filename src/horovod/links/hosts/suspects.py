@@ -5,29 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
-__all__ = ["Source", "Suspects"]
+from horovod.rendezvous.client import FateQuery
+
+__all__ = ["Suspects"]
 
 #: Seconds to wait for an answer; and if the job goes on without that host, so that the reason may come later.
 _PATIENCE_S, _ELASTIC_S = 1.0, 0.1
-
-
-class Source(Protocol):
-    """An open question about how a rank ended; never blocks."""
-
-    def news(self) -> str:
-        """Return how the rank ended, such as "was killed by SIGKILL"; empty while that is not known."""
-
-    def close(self) -> None:
-        """Withdraw the question."""
 
 
 @dataclass
 class _Case:
     leader: int
     since_s: float = field(default_factory=time.monotonic)
-    source: Source | None = None
+    source: FateQuery | None = None
 
 
 class Suspects:
@@ -35,7 +26,7 @@ class Suspects:
     lost hosts.
     """
 
-    def __init__(self, ask: Callable[[int], Source] | None, is_elastic: bool = False) -> None:
+    def __init__(self, ask: Callable[[int], FateQuery] | None, is_elastic: bool = False) -> None:
         self._ask = ask
         self._is_elastic = is_elastic
         self._cases: dict[int, _Case] = {}
