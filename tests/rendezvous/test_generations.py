@@ -49,7 +49,7 @@ class Member(MembershipClient):
     """
 
     def __init__(self, service: Service, slot: tuple[str, int]) -> None:
-        membership_client._identity = (membership_client._identity[0], secrets.token_bytes(16))
+        membership_client._nonce.cache_clear()
         self.lost: list[tuple[int, str]] = []
         super().__init__(service.endpoints, KEY, slot, LONG_S, lambda rank, how: self.lost.append((rank, how)))
 

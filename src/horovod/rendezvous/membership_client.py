@@ -7,6 +7,7 @@ request, and the service answers with its full status: so nothing depends on a s
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import threading
@@ -34,8 +35,7 @@ _LAST_MESSAGE_MS = 500
 _MOST_WORDS = 500
 #: Interval at which a waiting thread lets signals through.
 _LOOK_S = 0.1
-#: One for each process, for all of its connections; the number of its attempts goes on, too.
-_identity = (os.getpid(), secrets.token_bytes(16))
+#: Counts the attempts of this process, over all of its connections.
 _attempts = 0
 
 
@@ -72,7 +72,7 @@ class MembershipClient:
     ) -> None:
         self._on_loss, self._home = on_loss, home
         self._where = f"the job service at {', '.join(places)}"
-        self._news = MemberNews(*slot, _own_identity()[1], os.getpid())
+        self._news = MemberNews(*slot, _nonce(os.getpid()), os.getpid())
         self.status = MemberStatus(0, 0, 0, False)  # the latest status
         self._place: MemberPlace | None = None
         self._refused: Refused | None = None
@@ -286,9 +286,7 @@ class MembershipClient:
             self._changed.notify_all()
 
 
-def _own_identity() -> tuple[int, bytes]:
-    """Return process id and nonce of this process, which may be a forked one."""
-    global _identity
-    if _identity[0] != os.getpid():
-        _identity = (os.getpid(), secrets.token_bytes(16))
-    return _identity
+@functools.cache
+def _nonce(pid: int) -> bytes:
+    """Return the nonce of this process, for all of its connections; a forked one has another."""
+    return secrets.token_bytes(16)
