@@ -209,9 +209,7 @@ def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int)
     """
     local_size = max(slots, number + 1)
     size = max(size, local_size, rank + 1)
-    places = (("rank", rank), ("size", size), ("local_rank", number), ("local_size", local_size), ("cross_rank", 0),
-              ("cross_size", 1), ("hostname", hostname), ("slot", number))  # fmt: skip
-    return {RANK_VARIABLES[name]: str(value) for name, value in places}
+    return _variables(rank, size, number, local_size, 0, 1, hostname)
 
 
 def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, int]:
@@ -265,15 +263,10 @@ def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 def rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
     """Return a rank's variables; its cross group has one rank of equal local rank from each host that has one."""
-    cross_rank, cross_size = cross_place(counts, host, local_rank)
-    values: Sequence[tuple[str, object]] = (
-        ("rank", sum(counts[:host]) + local_rank),
-        ("size", sum(counts)),
-        ("local_rank", local_rank),
-        ("local_size", counts[host]),
-        ("cross_rank", cross_rank),
-        ("cross_size", cross_size),
-        ("hostname", hostname),
-        ("slot", local_rank),
-    )
-    return {RANK_VARIABLES[name]: str(value) for name, value in values}
+    cross = cross_place(counts, host, local_rank)
+    return _variables(sum(counts[:host]) + local_rank, sum(counts), local_rank, counts[host], *cross, hostname)
+
+
+def _variables(*place: int | str) -> dict[str, str]:
+    """Return a process's variables, from their values in the order of the table; its slot is its local rank."""
+    return {name: str(value) for name, value in zip(RANK_VARIABLES.values(), (*place, place[2]), strict=True)}
