@@ -93,7 +93,7 @@ class Doorbell(Protocol):
         ``parked``: the rank does other work meanwhile.
         """
 
-    def look(self, has_come: Callable[[], bool]) -> bool:
+    def look(self, has_come: Callable[[], bool], /) -> bool:
         """Check ``has_come`` for a while before going to sleep; return whether it was true."""
 
 

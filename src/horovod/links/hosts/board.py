@@ -15,7 +15,6 @@ class HostsBoard(ShmBoard):
     relay: Relay | None = None  # the leader's relay; None on other ranks
 
     def set_session(self, session: TimelineSession) -> None:
-        """Begin or end a recording; on rank 0."""
         super().set_session(session)
         if self.relay is not None:
             self.relay.traces.spread()

@@ -152,7 +152,7 @@ def _transport_of(
         raise InitError(f"rank {world.rank} on {world.hostname}: {error} (limit: HOROVOD_START_TIMEOUT)") from None
 
 
-class _Inside:
+class _Inside(Watch):
     """A watch over the ranks of this host, for a transport that knows them by their local ranks."""
 
     def __init__(self, ranks: Sequence[int], watch: Watch) -> None:
@@ -161,11 +161,9 @@ class _Inside:
 
     @property
     def is_alarmed(self) -> bool:
-        """See ``Watch``."""
         return self._watch.is_alarmed
 
     def check(self, rank: int, waited_s: float) -> None:
-        """Raise when waiting for a local rank is pointless; see ``Watch``."""
         self._watch.check(self._ranks[rank], waited_s)
 
 

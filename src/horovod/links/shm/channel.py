@@ -13,6 +13,7 @@ import msgspec
 
 from horovod.core.coordinator import LogEntry
 from horovod.core.requests import Request, Response
+from horovod.engine.ports import Channel
 from horovod.links.local import Decider, LocalChannel
 from horovod.transports.shm.control import Control, Presence
 from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
@@ -30,10 +31,11 @@ _decode_request = msgspec.msgpack.Decoder(Request).decode
 _decode_response = msgspec.msgpack.Decoder(Response).decode
 
 
-class WorkerChannel:
+class WorkerChannel(Channel):
     """The path of a rank that another one of its host serves; see ``Channel``."""
 
     patient = False
+    has_news: Callable[[], bool]
 
     def __init__(self, control: Control) -> None:
         rank, words64 = control.rank, control.words64
@@ -45,11 +47,9 @@ class WorkerChannel:
         self.has_news = self._reader.has_more
 
     def declare(self, signature: int, request: Request) -> None:
-        """Let a number stand for a request."""
         self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
 
     def submit(self, signature: int, note: int, patient: bool) -> None:
-        """Submit a declared request."""
         self._writer.put(_SUBMIT, (signature, note))
         if patient:
             self._control.ring_later((_SERVER,))
@@ -57,17 +57,14 @@ class WorkerChannel:
             self._control.ring(_SERVER)
 
     def leave(self, reason: str) -> None:
-        """Leave the job."""
         self._writer.put_bytes(_LEAVE, (), reason.encode(errors="backslashreplace"))
         self._writer.flush()
         self._control.ring(_SERVER)
 
     def is_behind(self) -> bool:
-        """Whether records wait for a slow reader."""
         return bool(self._writer.backlog) and not self._flush()
 
     def next(self) -> LogEntry | None:
-        """Return the next log entry, or None."""
         record = self._reader.get()
         if record is None:
             return None
@@ -79,7 +76,7 @@ class WorkerChannel:
         return LogEntry(words[:1], response=_decode_response(bytes_of(words, 1)))
 
     def tend(self, fate: Callable[[int], str]) -> None:
-        """Nothing to do here."""
+        """Do nothing: the coordinator does not run here."""
 
     def _flush(self) -> bool:
         done = self._writer.flush()
