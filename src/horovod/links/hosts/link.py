@@ -21,7 +21,7 @@ from horovod.links.hosts.doorbell import WireDoorbell
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.hosts.relay import HUB, Relay
 from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks
-from horovod.links.hosts.roster import Roster, await_roster, ended, publish, publish_refusal
+from horovod.links.hosts.roster import Roster, await_roster, ended
 from horovod.links.hosts.suspects import Suspects
 from horovod.links.shm.channel import WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
@@ -29,7 +29,7 @@ from horovod.links.shm.link import give_up, sharing
 from horovod.rendezvous.client import FateQuery, JobStore, endpoints_of, service_secret
 from horovod.rendezvous.hosts import MetHosts, host_id, meet_hosts, report_failure
 from horovod.rendezvous.messages import HostMeeting
-from horovod.rendezvous.protocol import HostEntry
+from horovod.rendezvous.protocol import HostEntry, Refusal
 from horovod.transports.between import make_transport
 from horovod.transports.hierarchical.mailbox import Mailbox
 from horovod.transports.shm.control import Control
@@ -59,12 +59,12 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
             if world.local_rank == 0:
                 met = _lead(world, settings, number, meeting)
                 roster = Roster(met.entries, met.index, met.where)
-                publish(remote, roster)
+                remote.publish(roster)
             else:
                 roster = await_roster(remote, meeting.pid_fds[0], settings.start_timeout_s, world.meeting.check)
         except BaseException as error:
             if world.local_rank == 0 and met is None:
-                publish_refusal(remote, error)
+                remote.publish(Refusal.of(error, f"the first rank of this host failed: {error!r}"))
             for fd in meeting.pid_fds:
                 os.close(fd)
             if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:

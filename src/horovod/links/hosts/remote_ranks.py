@@ -2,7 +2,7 @@
 
 It lies behind the board, in the same memfd. Once per host:
 
-    ROSTER   0; then 1 if the text lists the ranks of the job, or 2 if it says why there is no job
+    ROSTER   0; then 1 if the text is there that lists the ranks of the job, or says why there is no job
     BEAT     when the leader was last known to run, by the clock of the host
     LOST     how many ranks of other hosts have died or failed
     OFFSET   nanoseconds to add to this host's clock to get that of rank 0's host
@@ -18,17 +18,18 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.peers import ShmPeers
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
 
-__all__ = ["DEAD", "FAILED", "LEFT", "REFUSED", "HostMemory", "RemoteRanks"]
+__all__ = ["DEAD", "FAILED", "LEFT", "HostMemory", "RemoteRanks"]
 
 #: States of a rank besides those of ``control.Presence``; LEFT and FAILED are the same there.
 LEFT, FAILED, DEAD = 2, 3, 4
-REFUSED = 2
 _LINE_WORDS = 8
 _ROSTER, _ROSTER_BYTES, _BEAT, _LOST, _OFFSET = range(5)
 _STATE, _FATE_BYTES, _KERNEL, _CPU_MS = range(4)
@@ -58,22 +59,22 @@ class RemoteRanks:
 
     # -- the members ---------------------------------------------------------------------------------------------
 
-    def publish(self, verdict: int, text: bytes) -> None:
+    def publish(self, message: msgspec.Struct) -> None:
         """Publish the ranks of the job, or why there is no job."""
-        text = text[: self._roster_room]
+        text = msgspec.msgpack.encode(message)[: self._roster_room]
         self._whole[self._roster : self._roster + len(text)] = text
         self._words[_ROSTER_BYTES] = len(text)
         futex.fence()
-        self._words[_ROSTER] = verdict
+        self._words[_ROSTER] = 1
 
-    def wait(self, is_over: Callable[[], bool]) -> tuple[int, bytes]:
-        """Return the verdict and the text that the leader has published; (0, nothing) if ``is_over`` comes first."""
-        while not (verdict := int(self._words[_ROSTER])):
+    def wait(self, is_over: Callable[[], bool]) -> bytes:
+        """Return the text that the leader has published; empty if ``is_over`` comes first."""
+        while not self._words[_ROSTER]:
             if is_over() and not self._words[_ROSTER]:
-                return 0, b""
+                return b""
             time.sleep(_POLL_S)
         futex.fence()
-        return verdict, bytes(self._whole[self._roster : self._roster + self._words[_ROSTER_BYTES]])
+        return bytes(self._whole[self._roster : self._roster + self._words[_ROSTER_BYTES]])
 
     # -- the others ----------------------------------------------------------------------------------------------
 

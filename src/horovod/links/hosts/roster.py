@@ -10,16 +10,16 @@ import msgspec
 
 from horovod.core.generation import Generation, Member
 from horovod.errors import InitError, PeerLostError
-from horovod.links.hosts.remote_ranks import REFUSED, RemoteRanks
+from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.rendezvous.protocol import HostEntry, Refusal
 
-__all__ = ["Roster", "await_roster", "publish", "publish_refusal"]
+__all__ = ["Roster", "await_roster", "ended"]
 
 #: How much longer than the leader the other ranks of a host wait, so that its explanation arrives.
 _GRACE_S = 5.0
 
 
-class Roster(msgspec.Struct, array_like=True, frozen=True):
+class Roster(msgspec.Struct, array_like=True, frozen=True, tag="roster"):
     """The ranks of a job."""
 
     hosts: list[HostEntry]  # the hosts, rank 0's first
@@ -38,20 +38,7 @@ class Roster(msgspec.Struct, array_like=True, frozen=True):
         return Generation([members[rank] for rank in range(len(members))], number=number, hosts=ranks)
 
 
-def publish(remote: RemoteRanks, roster: Roster) -> None:
-    """Tell the other ranks of this host the ranks of the job."""
-    remote.publish(1, msgspec.msgpack.encode(roster))
-
-
-def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
-    """Tell the other ranks of this host why there is no job."""
-    refusal = Refusal.of(error, f"the first rank of this host failed: {error!r}")
-    remote.publish(REFUSED, msgspec.msgpack.encode(refusal))
-
-
-def await_roster(
-    remote: RemoteRanks, leader_fd: int, timeout_s: float, check: Callable[[], None] = lambda: None
-) -> Roster:
+def await_roster(remote: RemoteRanks, leader_fd: int, timeout_s: float, check: Callable[[], None]) -> Roster:
     """Return the ranks of the job, as the leader of this host publishes them.
 
     Raises:
@@ -64,16 +51,18 @@ def await_roster(
         check()
         return bool(ended([leader_fd])) or time.monotonic() > deadline
 
-    verdict, text = remote.wait(is_over)
-    if not verdict:
+    text = remote.wait(is_over)
+    if not text:
         if ended([leader_fd]):
             raise PeerLostError("the first rank of this host died inside init()", rank=-1)
         raise InitError(
             f"the first rank of this host did not meet the other hosts within {timeout_s:g} s (HOROVOD_START_TIMEOUT)"
         )
-    if verdict == REFUSED:
-        msgspec.msgpack.decode(text, type=Refusal).enforce()
-    return msgspec.msgpack.decode(text, type=Roster)
+    found = msgspec.msgpack.decode(text, type=Roster | Refusal)
+    if isinstance(found, Refusal):
+        found.enforce()
+    assert isinstance(found, Roster)
+    return found
 
 
 def ended(pid_fds: Sequence[int]) -> list[int]:
