@@ -8,8 +8,7 @@ import threading
 import pytest
 from harness import LIMIT_S
 
-from horovod.links.shm.ends import EndWatch
-from horovod.links.shm.peers import _code_of_zombie
+from horovod.links.shm.peers import EndWatch, _code_of_zombie
 
 
 def _child() -> tuple[int, int, int]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from horovod.core.generation import Generation
 from horovod.core.labels import LEFT
 from horovod.engine.ports import Peers
 from horovod.errors import HorovodInternalError
-from horovod.links.shm.ends import EndWatch
 from horovod.rendezvous.endings import signal_name
 from horovod.transports.shm.control import Control, Presence
 from horovod.world import process_status
 
-__all__ = ["ShmPeers", "process_state"]
+__all__ = ["EndWatch", "ShmPeers", "process_state"]
 
 # struct pidfd_info of ioctl PIDFD_GET_INFO, Linux 6.13; the exit code since 6.15.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -207,3 +208,38 @@ def _is_pidfd(fd: int) -> bool:
         return "[pidfd" in os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - no file
     except OSError:
         return False
+
+
+class EndWatch:
+    """A thread that wakes this rank as soon as the process of another rank of its host ends.
+
+    It only saves time: a waiting thread also looks by itself, ten times a second.
+
+    ``on_end`` is called in the thread, after each end. The pidfds stay the caller's, open until ``close``.
+    """
+
+    def __init__(self, pid_fds: Iterable[int], on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._poll = select.poll()
+        for fd in pid_fds:
+            self._poll.register(fd, select.POLLIN)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._bell, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="horovod-ends", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and wait for it."""
+        with contextlib.suppress(OSError):  # other code in this process has closed it: then poll reports that
+            os.eventfd_write(self._bell, 1)
+            self._thread.join()
+            os.close(self._bell)
+
+    def _run(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._bell:
+                    return
+                self._poll.unregister(fd)
+            with contextlib.suppress(ValueError):  # the control page is gone: this rank leaves
+                self._on_end()

@@ -17,7 +17,7 @@ others: it reads their requests, and writes their log. Each word has exactly one
 
 Lost wake-ups are excluded as in any futex protocol: the sleeper announces itself in MODE, fences, looks
 once more and sleeps only if BELL did not change; the ringer stores its news, bumps BELL, fences, and then
-reads MODE. A sleeper also wakes when a peer dies (``links.shm.ends``), and every 100 ms in any case.
+reads MODE. A sleeper also wakes when a peer dies (``links.shm.peers``), and every 100 ms in any case.
 """
 
 from __future__ import annotations
