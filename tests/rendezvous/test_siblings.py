@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.rendezvous.siblings import Siblings
+from horovod.rendezvous.endings import Siblings
 from horovod.world import ON_HOST, Meeting, World
 
 DAEMON = 10
