@@ -8,10 +8,9 @@ import pytest
 
 from horovod.core.membership_events import Assign, Position, Slot
 from horovod.launch.discovery import Answers, ScriptAnswer, read_answer
-from horovod.launch.elastic_members import ElasticMembers
+from horovod.launch.elastic_members import ElasticMembers, Ledger, Loss, signature
 from horovod.launch.elastic_options import elastic_options, seconds
 from horovod.launch.hosts import HostSlots
-from horovod.launch.ledger import Ledger, Loss, signature
 
 A, B = HostSlots("a", 2), HostSlots("me@b", 3)
 

@@ -31,12 +31,11 @@ from horovod.core.membership_events import (
 )  # fmt: skip
 from horovod.errors import LaunchError
 from horovod.launch.discovery import Discovery
-from horovod.launch.elastic_members import ElasticMembers
+from horovod.launch.elastic_members import ElasticMembers, signature
 from horovod.launch.elastic_options import ElasticOptions
 from horovod.launch.host_pool import Pool, ReadyHost
 from horovod.launch.hosts import HostSlots
 from horovod.launch.job import Job
-from horovod.launch.ledger import signature
 from horovod.launch.local import LocalJob
 from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchPlan, Share, host_variables, slot_variables
