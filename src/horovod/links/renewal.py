@@ -114,10 +114,13 @@ def renew(
             client.joined(place)
             export(world)
             return world, engine, place
-        except Superseded:
-            _discard(engine)
-        except HorovodInternalError as error:
-            _discard(engine)
+        except BaseException as error:
+            if engine is not None:
+                engine.stop("its generation did not come about")
+            if isinstance(error, Superseded):
+                continue
+            if not isinstance(error, HorovodInternalError):
+                raise
             # A loss is an ordinary event, which the service notices, too. It does not notice other failures.
             if client.is_superseded(place, _VERDICT_S):
                 continue
@@ -125,9 +128,6 @@ def renew(
             if isinstance(error, InitError) or failures >= _TRIES:
                 raise
             client.ready(progress, digest)
-        except BaseException:
-            _discard(engine)
-            raise
 
 
 def _at(place: MemberPlace, base: World, client: MembershipClient) -> World:
@@ -144,8 +144,3 @@ def _at(place: MemberPlace, base: World, client: MembershipClient) -> World:
             base.meeting, generation=place.generation, check=functools.partial(client.check, place)
         ),
     )
-
-
-def _discard(engine: Engine | None) -> None:
-    if engine is not None:
-        engine.stop("its generation did not come about")
