@@ -26,7 +26,6 @@ def test_frames_arrive_after_what_a_shell_prints(wires: tuple[AgentWire, AgentWi
     os.write(agent.outgoing, b"Welcome!\n")
     assert list(launcher.receive()) == []
     assert launcher.noise == b"Welcome!\n"
-    agent.put_mark()
     agent.send(frames.Output(1, "stderr", b"\xff"))
     assert list(launcher.receive()) == [frames.Output(1, "stderr", b"\xff")]
     launcher.send(frames.PassOrder(b"T"))

@@ -57,7 +57,6 @@ def test_a_host_whose_agent_gave_up_is_lost_by_the_launcher(stood_s: float, monk
     agent: Any = Agent("far", Access("python"))
     plan: Any = SimpleNamespace(hostname="far")
     job = RemoteJob(plan, agent)
-    agent.far.put_mark()
     agent.say(HELLO)
     agent.end()
     at = agent.wire.alive_at + stood_s

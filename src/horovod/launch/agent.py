@@ -52,7 +52,6 @@ class Agent:
 
     def run(self) -> None:
         """Serve until the launcher is gone. Blocks for as long as the job runs."""
-        self._wire.put_mark()
         self._wire.send(frames.AgentHello(__version__, usable_cores(), machine_name()))
         while not self._wire.is_closed:
             self._step()

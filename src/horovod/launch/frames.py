@@ -192,7 +192,7 @@ class AgentWire:
         self._unanswered = 0  # our heartbeats since then; a process that did not run has sent none
         self._seeks_mark = is_launcher
         self._received = bytearray()
-        self._waiting: deque[bytes] = deque()
+        self._waiting = deque(() if is_launcher else (MARK,))
         self._sent = 0  # bytes sent of the first waiting frame
         self._is_flushing = False
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
@@ -208,10 +208,6 @@ class AgentWire:
     def backlog(self) -> bool:
         """Whether frames wait to be sent."""
         return bool(self._waiting) and not self.is_closed
-
-    def put_mark(self) -> None:
-        """Queue the mark with which an agent begins."""
-        self._waiting.append(MARK)
 
     def send(self, frame: msgspec.Struct) -> None:
         """Send a frame, now or with the next ``flush``; safe in a signal handler."""
