@@ -223,7 +223,11 @@ class Keeper:
             for fd in fds:
                 os.set_inheritable(fd, False)  # each rank gets its own and no other
             if order.startswith(b"{"):
-                self._obey_one(json.loads(order), fds)
+                about = json.loads(order)
+                if "start" in about:
+                    self._start(about, fds)
+                else:
+                    _signal(signal.SIGKILL, [pid for pid, (rank, _) in self._running.items() if rank == about["kill"]])
                 return
         except ConnectionError:
             order = b""
@@ -246,13 +250,6 @@ class Keeper:
             if not order:
                 self._epoll.unregister(self._control)
             self._kill()
-
-    def _obey_one(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Carry out an order about one rank."""
-        if "start" in order:
-            self._start(order, fds)
-            return
-        _signal(signal.SIGKILL, [pid for pid, (rank, _) in self._running.items() if rank == order["kill"]])
 
     def _kill(self) -> None:
         self._is_open = False
