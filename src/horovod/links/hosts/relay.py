@@ -119,10 +119,7 @@ class Relay:
 
     def send(self, rank: int, messages: Sequence[frames.Message]) -> None:
         """Send messages towards the host of ``rank``, which is another one."""
-        self.send_to(self._generation.host_of(rank) if self._index == HUB else HUB, messages)
-
-    def send_to(self, host: int, messages: Sequence[frames.Message]) -> None:
-        """Send messages to a host with a direct connection."""
+        host = self._generation.host_of(rank) if self._index == HUB else HUB
         if not self.wire.is_lost(host):
             self.wire.post((host,), messages)
 
