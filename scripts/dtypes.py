@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from horovod.core.collectives import COLLECTIVES
+from horovod.core.collectives import COLLECTIVES, REDUCIBLE
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
-from horovod.core.rules import REDUCIBLE
 
 _ORDER = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.ADASUM)
 _WHOLE = "sums and products wrap around; Average and scaling cut off towards zero"
@@ -30,7 +29,7 @@ def markdown() -> str:
     lines = [
         "# Dtypes, devices and layouts",
         "",
-        "Generated from `src/horovod/core/rules.py` by `python scripts/dtypes.py`; do not edit.",
+        "Generated from `src/horovod/core/collectives.py` by `python scripts/dtypes.py`; do not edit.",
         "",
         "## Dtypes",
         "",

@@ -12,7 +12,7 @@ from sources import ROOT
 
 import horovod.numpy
 import horovod.torch as hvd
-from horovod.core import rules
+from horovod.core import collectives
 from horovod.core.requests import ITEMSIZE, ReduceOp
 
 
@@ -41,7 +41,7 @@ def reduced(ops: list[ReduceOp]) -> dict[tuple[str, str, str], list[float] | str
 
 
 def wanted(dtype: str, op: ReduceOp) -> list[float] | str:
-    if op not in rules.REDUCIBLE[dtype]:
+    if op not in collectives.REDUCIBLE[dtype]:
         return "ValueError"
     whole = "int" in dtype
     table = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.collectives import COLLECTIVES, Collective, keeps_shape, result_shapes
+from horovod.core.collectives import COLLECTIVES, Collective, check, keeps_shape, result_shapes
 from horovod.core.mismatch import compare
 from horovod.core.requests import Kind, Request, Response, TensorSpec
-from horovod.core.rules import check
 from horovod.transports import on_device
 from horovod.transports.hierarchical import transport as hierarchical
 from horovod.transports.shm import inline

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from paper import request
 
+from horovod.core.collectives import REDUCIBLE, check
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request, TensorSpec
-from horovod.core.rules import REDUCIBLE, check
 
 FINE: dict[str, Request] = {
     "allreduce": request("a"),

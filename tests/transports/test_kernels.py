@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod.core.collectives import REDUCIBLE
 from horovod.core.requests import ITEMSIZE, ReduceOp
-from horovod.core.rules import REDUCIBLE
 from horovod.transports import kernels_torch
 from horovod.transports.kernels_numpy import numpy_dtype
 from horovod.transports.kernels_torch import DTYPES, TorchKernels

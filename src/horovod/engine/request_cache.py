@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from horovod.core import rules
-from horovod.core.collectives import has_rows_of_others
+from horovod.core import collectives
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.engine import callsite
@@ -29,7 +28,7 @@ __all__ = ["RequestCache"]
 # An attribute of an enum class costs more than a name, in every operation.
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
 #: Members write to each other's results in these, unless the framework makes results in its own memory.
-_EXCHANGES = frozenset(filter(has_rows_of_others, Kind))
+_EXCHANGES = frozenset(filter(collectives.has_rows_of_others, Kind))
 #: How many cached requests are checked to find one that can be forgotten.
 _TRIES = 4
 
@@ -110,7 +109,7 @@ class RequestCache:
 
     def check(self, request: Request) -> str:
         """Return why a request of this rank is wrong by itself, or an empty string."""
-        return rules.check(request, self._members(request), self._rank)
+        return collectives.check(request, self._members(request), self._rank)
 
     def declare(self, handle: Handle) -> None:
         """Give the request of a submission a number, and declare it to the coordinator."""
