@@ -3,7 +3,7 @@
 cli, command, run               the two ways in: horovodrun, and horovod.run(fn)
 flags, hosts                    the user's options, and the hosts
 assemble, host_checks, ssh      other hosts, checked side by side before anything starts
-mpi, mpi_run                    the command line of mpirun, for jobs whose ranks mpirun starts
+mpi                             the command line of mpirun, for jobs whose ranks mpirun starts
 plan                            the ranks to start: pure
 supervise, output               starts the ranks, passes their output on, ends them
 job, local, remote              the ranks of one host: of this host, or of another one through ssh and its agent

@@ -19,7 +19,7 @@ from horovod.launch.allocation import allocated_slots
 from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_settings, named_hosts
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
-from horovod.launch.mpi_run import has_mpirun, mpi_plan
+from horovod.launch.mpi import has_mpirun, mpi_plan
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import Outcome, alone_text, exit_code, report, trains_together
 from horovod.launch.signals import ToldToEnd, held_back, told_to_end, wanted_signals
