@@ -19,8 +19,8 @@ from horovod.engine.engine import Engine
 from horovod.engine.link import Link
 from horovod.engine.ports import SILENT
 from horovod.links.hosts import channel, link, relay
-from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.frames import Bye, Message
+from horovod.links.hosts.link import HostsBoard
 from horovod.links.hosts.relay import Relay
 from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.links.shm.link import Shared

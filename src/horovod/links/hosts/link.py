@@ -11,18 +11,18 @@ from dataclasses import replace
 from horovod import _version
 from horovod.config import Config
 from horovod.core.hub import HubCoordinator
+from horovod.engine.board import TimelineSession
 from horovod.engine.link import Link
 from horovod.engine.liveness import Liveness
 from horovod.engine.ports import Channel, Observer, Transport, Watch
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
-from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
 from horovod.links.hosts.doorbell import WireDoorbell
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.hosts.relay import HUB, Relay
-from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks
-from horovod.links.hosts.roster import Roster, await_roster, ended
+from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks, Roster, await_roster, ended
 from horovod.links.hosts.suspects import Suspects
+from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.link import give_up, sharing
@@ -37,10 +37,29 @@ from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 from horovod.world import ON_HOST, World
 
-__all__ = ["assemble"]
+__all__ = ["HostsBoard", "assemble"]
 
 #: Number of a rank's threads through which awaited data comes: the engine's, and those that move it between hosts.
 _THREADS = 2
+
+
+class HostsBoard(ShmBoard):
+    """See ``ShmBoard``."""
+
+    relay: Relay | None = None  # the leader's relay; None on other ranks
+
+    def set_session(self, session: TimelineSession) -> None:
+        super().set_session(session)
+        if self.relay is not None:
+            self.relay.traces.spread()
+
+    def close(self) -> None:
+        """End the relay, and unmap the board."""
+        if self.relay is not None:
+            self.relay.close()
+            if self.relay.doorbell is not None:
+                self.relay.doorbell.close()
+        super().close()
 
 
 def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
