@@ -38,7 +38,7 @@ from horovod.rendezvous.protocol import (
     WatchNews,
     WatchOrders,
 )
-from horovod.rendezvous.ticks import Ticks
+from horovod.rendezvous.waiting import Ticks
 
 __all__ = ["Generations", "Watches"]
 

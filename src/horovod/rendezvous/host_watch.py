@@ -21,8 +21,7 @@ from horovod.errors import InitError
 from horovod.rendezvous.client import connected
 from horovod.rendezvous.programs import start_program
 from horovod.rendezvous.protocol import WatchNews, WatchOrders, pack, unpack
-from horovod.rendezvous.ticks import Ticks
-from horovod.rendezvous.waiting import Patience
+from horovod.rendezvous.waiting import Patience, Ticks
 from horovod.syscalls import open_process, send_signal
 from horovod.world import is_stopped
 

@@ -1,7 +1,8 @@
-"""Waiting during init(): until a deadline, with a log line every 30 s that names the missing ranks."""
+"""Waiting: until a deadline, with a log line every 30 s that names the missing ranks; and for how long it lasted."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from horovod.logs import logger
 if TYPE_CHECKING:
     import zmq  # ranks of one host do not load it
 
-__all__ = ["Patience"]
+__all__ = ["Patience", "Ticks"]
 
 REMIND_S = 30.0
 """Interval at which a waiting process logs which ranks or hosts it waits for."""
@@ -52,3 +53,19 @@ class Patience:
                 f"init() has waited {now - self._began_s:.0f} s for {missing}; it gives up after "
                 f"{self.total_s:g} s (HOROVOD_START_TIMEOUT)"
             )
+
+
+class Ticks:
+    """Adds up the time for which this process ran, to find out for how long another one has been silent.
+
+    Args:
+        longest_s: a longer pause means that this process did not run, so that nobody can have been heard.
+    """
+
+    def __init__(self, longest_s: float = 1.0) -> None:
+        self._longest_s, self._now_s = longest_s, math.inf
+
+    def passed_s(self, now_s: float) -> float:
+        """Return the seconds since the last call, at most ``longest_s``; 0 in the first."""
+        passed_s, self._now_s = min(max(0.0, now_s - self._now_s), self._longest_s), now_s
+        return passed_s
