@@ -32,7 +32,7 @@ class End:
 
     def _lose(self, host: int, why: str) -> None:
         self.lost[host] = why
-        self.wire.drop(host)
+        self.wire.lost.add(host)
 
     def until(self, is_over: Callable[[], bool]) -> None:
         """Let it work until something holds."""
@@ -233,7 +233,7 @@ def test_who_leaves_first_hears_the_hub_before_that_is_gone(monkeypatch: pytest.
     for _ in range(20):  # what a socket was given last arrives most of the time
         with _hub() as (hub, connect):
             end = End(connect(1), 1)
-            hub.wire.drop(2)
+            hub.wire.lost.add(2)
             thread = threading.Thread(target=end.wire.close)
             thread.start()
             hub.until(lambda: bool(hub.heard))
@@ -246,7 +246,7 @@ def test_the_hub_does_not_wait_for_a_host_that_goes_on(monkeypatch: pytest.Monke
     monkeypatch.setattr(wire, "_PART_S", 10 * LONG_S)
     with _hub() as (hub, connect):
         end = End(connect(1), 1)
-        hub.wire.drop(2)
+        hub.wire.lost.add(2)
         thread = threading.Thread(target=hub.wire.close)
         thread.start()
         end.until(lambda: bool(end.heard))
@@ -260,7 +260,7 @@ def test_a_host_that_is_gone_does_not_keep_the_others_from_closing(monkeypatch: 
     monkeypatch.setattr(wire, "_PART_S", 0.05)
     with _hub() as (hub, connect):
         connect(1)  # stopped: it never answers
-        hub.wire.drop(2)
+        hub.wire.lost.add(2)
         hub.wire.post([1], _pings(3))
         hub.wire.close()
         assert hub.socket.closed
@@ -271,7 +271,7 @@ def test_a_host_that_is_known_to_have_ended_is_not_waited_for(is_known: bool) ->
     """It is silent, but its connection stands: its cable was cut."""
     with _hub() as (hub, connect):
         connect(1)
-        hub.wire.drop(2)
+        hub.wire.lost.add(2)
         asked: list[int] = []
 
         def has_ended(host: int) -> bool:
@@ -279,5 +279,5 @@ def test_a_host_that_is_known_to_have_ended_is_not_waited_for(is_known: bool) ->
             return is_known
 
         hub.wire.close(has_ended)
-        assert hub.wire.is_lost(1) == is_known
+        assert (1 in hub.wire.lost) == is_known
         assert set(asked) == {1} and (len(asked) == 1) == is_known

@@ -55,14 +55,14 @@ class _Wire:
         self._wires[index] = self
         self.peers = [host for host in range(len(ids)) if host != index] if index == 0 else [0]
         self.incoming: collections.deque[tuple[int, Message]] = collections.deque()
-        self._lost: set[int] = set()
-        self._greeted: set[int] = set()
+        self.lost: set[int] = set()
+        self.greeted: set[int] = set()
         self._is_pumping = False
         self.fd = os.eventfd(0)
 
     def post(self, hosts: Iterable[int], messages: Sequence[Message]) -> None:
         for host in hosts:
-            if host in self._wires and host not in self._greeted:
+            if host in self._wires and host not in self.greeted:
                 self._wires[host].incoming.extend((self._index, message) for message in messages)
 
     def pump(self) -> None:
@@ -72,7 +72,7 @@ class _Wire:
         try:
             while self.incoming:
                 host, message = self.incoming.popleft()
-                if host in self._lost:
+                if host in self.lost:
                     continue
                 if isinstance(message, Bye):
                     self._part(host)
@@ -86,18 +86,9 @@ class _Wire:
         return bool(self.incoming) and not self._is_pumping
 
     def _part(self, host: int) -> None:
-        if host not in self._greeted:
+        if host not in self.greeted:
             self.post([host], [Bye(False)])
-            self._greeted.add(host)
-
-    def drop(self, host: int) -> None:
-        self._lost.add(host)
-
-    def is_lost(self, host: int) -> bool:
-        return host in self._lost
-
-    def has_parted(self, host: int) -> bool:
-        return host in self._greeted
+            self.greeted.add(host)
 
     def close(self, has_ended: object = None) -> None:
         self.pump()

@@ -120,12 +120,12 @@ class Relay:
     def send(self, rank: int, messages: Sequence[frames.Message]) -> None:
         """Send messages towards the host of ``rank``, which is another one."""
         host = self._generation.host_of(rank) if self._index == HUB else HUB
-        if not self.wire.is_lost(host):
+        if host not in self.wire.lost:
             self.wire.post((host,), messages)
 
     def send_all(self, messages: Sequence[frames.Message], but: int = -1) -> None:
         """Send messages to the hub; at the hub, to all other hosts, except ``but``."""
-        hosts = [h for h in self.wire.peers if h != but and not self.wire.is_lost(h)]
+        hosts = [h for h in self.wire.peers if h != but and h not in self.wire.lost]
         if hosts:
             self.wire.post(hosts, messages)
 
@@ -188,7 +188,7 @@ class Relay:
 
     def _owes_traces(self) -> bool:
         """Whether rank 0 still listens, and events of another rank of this host will come."""
-        if self.wire.has_parted(HUB) or self.wire.is_lost(HUB):
+        if HUB in self.wire.greeted or HUB in self.wire.lost:
             return False
         others = [(index, rank) for index, rank in enumerate(self._ranks) if index != self._control.rank]
         return any(
@@ -312,9 +312,9 @@ class Relay:
 
     def _lose(self, host: int, why: str) -> None:
         """Handle the end of the connection with a host."""
-        if self.wire.is_lost(host):
+        if host in self.wire.lost:
             return
-        self.wire.drop(host)
+        self.wire.lost.add(host)
         silent_s = time.monotonic() - self._heard_s[host]
         leader = self._generation.hosts[host][0]
         name = self._generation.members[leader].host

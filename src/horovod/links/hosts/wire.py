@@ -56,11 +56,11 @@ class Wire:
         self.peers = [host for host in range(len(ids)) if host != index] if self._is_hub else [0]
         self._outgoing: dict[int, collections.deque[bytes]] = {host: collections.deque() for host in self.peers}
         self._sent, self._heard = dict.fromkeys(self.peers, 0), dict.fromkeys(self.peers, 0)
-        self._lost: set[int] = set()
-        # Hosts that have said goodbye; those of them that close the connection; hosts that were told goodbye.
+        self.lost: set[int] = set()  # hosts to which nothing is sent, and that are not heard any more
+        # Hosts that have said goodbye; those of them that close the connection.
         self._parted: set[int] = set()
         self._leaving: set[int] = set()
-        self._greeted: set[int] = set()
+        self.greeted: set[int] = set()  # hosts that were sent their last message
         self._fds: set[int] = set()
         _wires.add(self)
         self._has_complained = False
@@ -74,7 +74,7 @@ class Wire:
         for start in range(0, len(messages), frames.MAX_ITEMS):
             body = frames.encode(messages[start : start + frames.MAX_ITEMS])
             for host in hosts:
-                if host not in self._greeted:
+                if host not in self.greeted:
                     self._outgoing[host].append(body)
         self._is_dirty = True
         self.pump()
@@ -92,7 +92,7 @@ class Wire:
                 self._receive()
                 for host, why in unreachable.items():
                     if host in self._leaving:
-                        self.drop(host)
+                        self.lost.add(host)
                     else:
                         self._lose(host, why)
             finally:
@@ -107,18 +107,6 @@ class Wire:
                 self._receive()
                 self._lose(host, "")
 
-    def drop(self, host: int) -> None:
-        """Neither send to a host nor hear it any more."""
-        self._lost.add(host)
-
-    def is_lost(self, host: int) -> bool:
-        """Whether the host was dropped."""
-        return host in self._lost
-
-    def has_parted(self, host: int) -> bool:
-        """Whether the host was sent its last message; nothing is sent to it any more."""
-        return host in self._greeted
-
     def close(self, has_ended: Callable[[int], bool] = lambda host: False) -> None:
         """Send the last message to all, and close the socket when they have sent theirs, or after two seconds.
 
@@ -130,13 +118,13 @@ class Wire:
         poll.register(self.fd, select.POLLIN)
         while self._is_awaited() and time.monotonic() < deadline:
             if self._is_hub:
-                self._say(set(self.peers) - self._lost, frames.Bye())  # this shows which hosts are gone
+                self._say(set(self.peers) - self.lost, frames.Bye())  # this shows which hosts are gone
             poll.poll(_LOOK_MS)
             self.pump()
             if time.monotonic() > deadline - _PART_S + _PATIENCE_S:
-                for host in set(self.peers) - self._lost - self._parted:
+                for host in set(self.peers) - self.lost - self._parted:
                     if has_ended(host):
-                        self.drop(host)
+                        self.lost.add(host)
         with self._lock:
             self._is_closed = True
             _wires.discard(self)
@@ -144,7 +132,7 @@ class Wire:
 
     def _is_awaited(self) -> bool:
         """Whether a host may not have received all messages."""
-        present = set(self.peers) - self._lost
+        present = set(self.peers) - self.lost
         return not self._parted.issuperset(present) or (self._is_hub and not self._leaving.isdisjoint(present))
 
     def close_in_child(self) -> None:
@@ -157,7 +145,7 @@ class Wire:
         """Send as much as possible; return the hosts that cannot be reached, and why."""
         unreachable = {}
         for host, waiting in self._outgoing.items():
-            if host in self._lost:
+            if host in self.lost:
                 waiting.clear()
             while waiting:
                 frame = frames.numbered(self._sent[host], waiting[0])
@@ -189,7 +177,7 @@ class Wire:
             else:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             host = self._hosts.get(parts.pop(0), -1) if self._is_hub else 0
-            if host not in self._lost:
+            if host not in self.lost:
                 self._hear(host, parts)
 
     def _hear(self, host: int, parts: Sequence[bytes]) -> None:
@@ -222,8 +210,8 @@ class Wire:
 
     def _part(self, hosts: Iterable[int], leaves: bool) -> None:
         """Send the last message to hosts, unless it was sent already."""
-        fresh = [host for host in hosts if host not in self._greeted]
-        self._greeted.update(fresh)
+        fresh = [host for host in hosts if host not in self.greeted]
+        self.greeted.update(fresh)
         self._say(fresh, frames.Bye(leaves))
 
     def _say(self, hosts: Iterable[int], message: frames.Bye) -> None:
