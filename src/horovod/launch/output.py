@@ -18,12 +18,12 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TextIO
 
 from horovod.launch.rotation import OutputFile
 from horovod.phrases import list_ranks
 
-__all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "TextWriter", "Tracebacks"]
+__all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "Tracebacks"]
 
 _LONGEST_LINE = 16 << 20
 _FULL = 1 << 20
@@ -40,16 +40,6 @@ _NOISE = re.compile(
     rb"|I0000 [0-9:. ]+\bport\.cc:\d+\] oneDNN custom operations are on\..*)\n",
     re.MULTILINE,
 )
-
-
-class TextWriter(Protocol):
-    """The methods that every replacement of ``sys.stdout`` has, as in a notebook."""
-
-    def write(self, text: str, /) -> object:
-        """Take the text."""
-
-    def flush(self) -> object:
-        """Pass it on."""
 
 
 class OutputSink:
@@ -155,7 +145,7 @@ class FileSink(OutputSink):
 class TextSink(OutputSink):
     """A Python text stream, such as a notebook's ``sys.stdout``."""
 
-    def __init__(self, stream: TextWriter) -> None:
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
