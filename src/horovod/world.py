@@ -31,8 +31,8 @@ from horovod.launchers import (
 from horovod.phrases import printable
 
 __all__ = [
-    "EXITS_VARIABLE", "LOGIN_NODE", "ON_HOST", "Meeting", "World", "check_meetings", "detect", "exits_path", "export",
-    "is_stopped", "launcher_process", "own_slot", "part_of", "process_status",
+    "EXITS_VARIABLE", "LOGIN_NODE", "NUMBERS", "ON_HOST", "Meeting", "World", "check_meetings", "detect", "exits_path",
+    "export", "is_stopped", "launcher_process", "own_slot", "part_of", "process_status",
 ]  # fmt: skip
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
@@ -44,6 +44,8 @@ LOGIN_NODE = (
     "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py"
 )
 """Error where ranks may not run."""
+NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+"""Fields of ``World`` that change in an elastic job."""
 _ONE_MAY_RUN = "One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1"
 _COUNTED = "the number of processes"
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}|ipc://@[\w.-]+")
@@ -92,20 +94,13 @@ class World:
     launcher: str  # the launcher of the job, a name of `LAUNCHERS`, or "none"
     # the same text on all ranks of the job on this host, another text for any other job; may be empty for one rank
     job: str
-    key: bytes  # the job's secret; may be empty for one rank
-    meeting: Meeting = field(default=Meeting(), compare=False)  # how it finds the ranks of other hosts
+    key: bytes = field(repr=False)  # the job's secret; may be empty for one rank
+    meeting: Meeting = field(default=Meeting(), compare=False, repr=False)  # how it finds the ranks of other hosts
 
     @property
     def is_spread(self) -> bool:
         """Whether there are ranks on other hosts."""
         return self.local_size < self.size
-
-    def __repr__(self) -> str:  # never the key
-        return (
-            f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, local_size={self.local_size}, "
-            f"cross_rank={self.cross_rank}, cross_size={self.cross_size}, hostname={self.hostname!r}, "
-            f"launcher={self.launcher!r}, job={self.job!r})"
-        )
 
 
 def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc"), pid: int | None = None) -> World:
@@ -230,7 +225,7 @@ def export(world: World) -> None:
     and children read them.
     """
     if world.launcher == "horovodrun":  # the variables of other launchers say which process this is
-        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+        for name in NUMBERS:
             os.environ[RANK_VARIABLES[name]] = str(getattr(world, name))
 
 

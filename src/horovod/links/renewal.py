@@ -16,7 +16,7 @@ from horovod.errors import HorovodInternalError, InitError
 from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.rendezvous import process_tree
-from horovod.world import World, export
+from horovod.world import NUMBERS, World, export
 
 if TYPE_CHECKING:
     from horovod.rendezvous.membership_client import MembershipClient
@@ -133,12 +133,7 @@ def renew(
 def _at(place: MemberPlace, base: World, client: MembershipClient) -> World:
     return dataclasses.replace(
         base,
-        rank=place.rank,
-        size=place.size,
-        local_rank=place.local_rank,
-        local_size=place.local_size,
-        cross_rank=place.cross_rank,
-        cross_size=place.cross_size,
+        **{name: getattr(place, name) for name in NUMBERS},
         job=f"{base.job}#{place.generation}",  # so that no meeting is taken for another one
         meeting=dataclasses.replace(
             base.meeting, generation=place.generation, check=functools.partial(client.check, place)
