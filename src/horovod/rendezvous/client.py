@@ -30,8 +30,6 @@ Socket = zmq.Socket[bytes]
 #: Intervals: to check whether waiting has become useless, to resolve names again, and to ask again.
 _LOOK_MS, _RESOLVE_S, _AGAIN_S = 100, 1.0, 0.05
 _UNKNOWN = "This host cannot resolve the name: see DNS, /etc/hosts or, in Kubernetes, the headless Service"
-#: Number of ports to try on rank 0's host, as some may be taken.
-_PORTS = 4
 
 
 def secret_of(world: World) -> bytes:
@@ -47,7 +45,7 @@ def service_secret(world: World) -> bytes:
 def ports(world: World) -> list[int]:
     """Return the ports of the service on rank 0's host; none where its endpoints are known."""
     meeting = world.meeting
-    return ports_of(secret_of(world), meeting.run, _PORTS) if meeting.kind == "hosts" else []
+    return ports_of(secret_of(world), meeting.run) if meeting.kind == "hosts" else []
 
 
 def endpoints_of(world: World) -> list[str]:

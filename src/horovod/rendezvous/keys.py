@@ -21,6 +21,8 @@ SERVICE = "service"
 
 #: These ports lie below the ones that the kernel hands out, and above the ones of services.
 _FIRST_PORT, _PORTS = 20_000, 12_000
+#: Number of ports to try, as some may be taken.
+_TRIES = 4
 
 
 def purpose_key(secret: bytes, purpose: str) -> bytes:
@@ -35,11 +37,11 @@ def local_name(secret: bytes, job: str) -> str:
     return f"ipc://@horovod-{hmac.digest(secret, f'service {job}'.encode(errors='surrogatepass'), 'sha256').hex()[:32]}"
 
 
-def ports_of(secret: bytes, run: str, count: int) -> list[int]:
-    """Return ports at which the ranks of a run look for its first host, if nothing else tells them its port; several,
-    because one may be taken. ``run`` is the same text on all hosts, another one for another run.
+def ports_of(secret: bytes, run: str) -> list[int]:
+    """Return ports at which the ranks of a run look for its first host, if nothing else tells them its port. ``run`` is
+    the same text on all hosts, another one for another run.
     """
-    words = (purpose_key(secret, f"port {run} {i}") for i in range(count))
+    words = (purpose_key(secret, f"port {run} {i}") for i in range(_TRIES))
     return [_FIRST_PORT + int.from_bytes(word[:4], "big") % _PORTS for word in words]
 
 

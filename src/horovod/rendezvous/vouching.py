@@ -35,7 +35,7 @@ from horovod.world import World
 
 __all__ = ["Offer", "offer_by_munge", "take_by_munge", "vouch"]
 
-_KEY_BYTES, _PORTS, _MOST = 32, 4, 1 << 16
+_KEY_BYTES, _MOST = 32, 1 << 16
 _LOOK_S, _ANSWER_S = 0.1, 2.0
 #: Connections that may be open at once; the oldest ones end first.
 _MOST_GUESTS = 256
@@ -232,7 +232,7 @@ def take_by_munge(munge: Munge, run: str, places: Sequence[str], rank: int) -> O
 
 
 def _ports(run: str, uid: int) -> list[int]:
-    return ports_of(b"horovod vouching", f"{uid} {run}", _PORTS)
+    return ports_of(b"horovod vouching", f"{uid} {run}")
 
 
 def _thanks(key: bytes, rank: int) -> bytes:
