@@ -11,6 +11,7 @@ Unnamed requests of a process set match in the order in which each rank submits 
 from __future__ import annotations
 
 import collections
+import itertools
 import weakref
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
@@ -89,7 +90,7 @@ class Coordinator:
         self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
         self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()
-        self._next_id = 0
+        self._fresh_ids = itertools.count()
         self._log: list[LogEntry] = []
         self._ready: list[tuple[CachedResponse, tuple[int, ...]]] = []
 
@@ -321,11 +322,7 @@ class Coordinator:
         self._free_ids.append(key)
 
     def _declare(self, response: Response) -> int:
-        if self._free_ids:
-            key = self._free_ids.popleft()
-        else:
-            key = self._next_id
-            self._next_id += 1
+        key = self._free_ids.popleft() if self._free_ids else next(self._fresh_ids)
         self._log.append(LogEntry((key,), response=response))
         return key
 

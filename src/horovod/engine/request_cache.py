@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Sequence
 from operator import is_
 from types import FrameType
@@ -55,7 +56,7 @@ class RequestCache:
         # The first one is forgotten first. In a plain dict, the search for the first key visits all removed ones.
         self._known: collections.OrderedDict[Any, CachedRequest] = collections.OrderedDict()
         self._free: collections.deque[int] = collections.deque()
-        self._next = 0
+        self._fresh_ids = itertools.count()
         self._forgotten: dict[Kind, Usage] = {}
 
     def get(
@@ -117,7 +118,7 @@ class RequestCache:
         request = cached.request
         cached.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
         self._forget_surplus()
-        cached.id = self._free.popleft() if self._free else self._new_id()
+        cached.id = self._free.popleft() if self._free else next(self._fresh_ids)
         self._channel.declare(cached.id, request)
 
     def usage(self, others: Sequence[Handle]) -> dict[Kind, Usage]:
@@ -142,10 +143,6 @@ class RequestCache:
 
     def _members(self, request: Request) -> Sequence[int] | None:
         return self._sets.find_members(request.process_set)
-
-    def _new_id(self) -> int:
-        self._next += 1
-        return self._next - 1
 
     def _forget_surplus(self) -> None:
         known = self._known
