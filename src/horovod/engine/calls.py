@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import msgspec
 
 from horovod.core.requests import Kind, ReduceOp
-from horovod.errors import RequestError
 from horovod.phrases import printable
 
-__all__ = ["Call", "call", "named_only", "naming", "refuse_unnamed"]
+__all__ = ["Call", "call", "named_only", "naming"]
 
 
 class Call(msgspec.Struct, frozen=True, cache_hash=True):
@@ -78,8 +77,3 @@ def named_only(advice: str) -> Iterator[None]:
         yield
     finally:
         naming.advice = before
-
-
-def refuse_unnamed(unnamed: Call) -> None:
-    """Raise the RequestError for an unnamed call inside ``named_only``, with the advice in ``naming``."""
-    raise RequestError(f"{unnamed.kind.name.lower()} has no name. {naming.advice}")

@@ -14,7 +14,7 @@ from horovod import errors
 from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.engine import callsite
-from horovod.engine.calls import Call, naming, refuse_unnamed
+from horovod.engine.calls import Call, naming
 from horovod.engine.execution import Execution
 from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.link import Link
@@ -172,7 +172,7 @@ class Engine:
         if self._state.failure is not None:
             raise self._state.error()
         if not call.name and naming.advice:
-            refuse_unnamed(call)
+            raise errors.RequestError(f"{call.kind.name.lower()} has no name. {naming.advice}")
         cached = self._requests.get(call, allocator, inputs, outputs, frame)
         return Handle(
             allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, cached=cached,
