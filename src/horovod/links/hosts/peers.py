@@ -49,7 +49,7 @@ class HostsPeers(ShmPeers):
         self._seen_lost = self._remote.lost
         lost = super().gone()
         if lost is None and self._seen_lost:
-            lost = next((self.culprit_of(rank) for rank in self._others if self._is_lost(rank)), None)
+            lost = next((self.culprit_of(rank) for rank in self._others if self._remote.state_of(rank) >= FAILED), None)
         if lost is None and self._is_leader_stopped():
             lost = self._leader
         return lost
@@ -97,9 +97,6 @@ class HostsPeers(ShmPeers):
         deadline = time.monotonic() + timeout_s
         while self._remote.state_of(rank) < state and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-
-    def _is_lost(self, rank: int) -> bool:
-        return self._remote.state_of(rank) in (FAILED, DEAD)
 
     def _is_leader_stopped(self) -> bool:
         """Whether this host has no relay, because the process of its leader is stopped."""
