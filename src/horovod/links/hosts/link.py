@@ -20,7 +20,7 @@ from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
 from horovod.links.hosts.doorbell import WireDoorbell
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.hosts.relay import HUB, Relay
-from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks, Roster, await_roster, ended
+from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks, Roster, ended
 from horovod.links.hosts.suspects import Suspects
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import WorkerChannel
@@ -80,7 +80,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
                 roster = Roster(met.entries, met.index, met.where)
                 remote.publish(roster)
             else:
-                roster = await_roster(remote, meeting.pid_fds[0], settings.start_timeout_s, world.meeting.check)
+                roster = remote.await_roster(meeting.pid_fds[0], settings.start_timeout_s, world.meeting.check)
         except BaseException as error:
             if world.local_rank == 0 and met is None:
                 remote.publish(Refusal.of(error, f"the first rank of this host failed: {error!r}"))

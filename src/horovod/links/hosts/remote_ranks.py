@@ -30,7 +30,7 @@ from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
 
-__all__ = ["DEAD", "FAILED", "LEFT", "HostMemory", "RemoteRanks", "Roster", "await_roster", "ended"]
+__all__ = ["DEAD", "FAILED", "LEFT", "HostMemory", "RemoteRanks", "Roster", "ended"]
 
 #: States of a rank besides those of ``control.Presence``; LEFT and FAILED are the same there.
 LEFT, FAILED, DEAD = 2, 3, 4
@@ -73,14 +73,30 @@ class RemoteRanks:
         futex.fence()
         self._words[_ROSTER] = 1
 
-    def wait(self, is_over: Callable[[], bool]) -> bytes:
-        """Return the text that the leader has published; empty if ``is_over`` comes first."""
+    def await_roster(self, leader_fd: int, timeout_s: float, check: Callable[[], None]) -> Roster:
+        """Return the ranks of the job, as the leader of this host publishes them.
+
+        Raises:
+            InitError: there is no job.
+            PeerLostError: a rank has ended.
+        """
+        deadline = time.monotonic() + timeout_s + _GRACE_S
         while not self._words[_ROSTER]:
-            if is_over() and not self._words[_ROSTER]:
-                return b""
+            check()
+            is_lost, is_late = bool(ended([leader_fd])), time.monotonic() > deadline
+            if is_lost and not self._words[_ROSTER]:
+                raise PeerLostError("the first rank of this host died inside init()", rank=-1)
+            if is_late and not self._words[_ROSTER]:
+                what = f"did not meet the other hosts within {timeout_s:g} s (HOROVOD_START_TIMEOUT)"
+                raise InitError(f"the first rank of this host {what}")
             time.sleep(_POLL_S)
         futex.fence()
-        return bytes(self._whole[self._roster : self._roster + self._words[_ROSTER_BYTES]])
+        text = bytes(self._whole[self._roster : self._roster + self._words[_ROSTER_BYTES]])
+        found = msgspec.msgpack.decode(text, type=Roster | Refusal)
+        if isinstance(found, Refusal):
+            found.enforce()
+        assert isinstance(found, Roster)
+        return found
 
     # -- the others ----------------------------------------------------------------------------------------------
 
@@ -184,33 +200,6 @@ class Roster(msgspec.Struct, array_like=True, frozen=True, tag="roster"):
         }
         ranks = [host.ranks for host in self.hosts]
         return Generation([members[rank] for rank in range(len(members))], number=number, hosts=ranks)
-
-
-def await_roster(remote: RemoteRanks, leader_fd: int, timeout_s: float, check: Callable[[], None]) -> Roster:
-    """Return the ranks of the job, as the leader of this host publishes them.
-
-    Raises:
-        InitError: there is no job.
-        PeerLostError: a rank has ended.
-    """
-    deadline = time.monotonic() + timeout_s + _GRACE_S
-
-    def is_over() -> bool:
-        check()
-        return bool(ended([leader_fd])) or time.monotonic() > deadline
-
-    text = remote.wait(is_over)
-    if not text:
-        if ended([leader_fd]):
-            raise PeerLostError("the first rank of this host died inside init()", rank=-1)
-        raise InitError(
-            f"the first rank of this host did not meet the other hosts within {timeout_s:g} s (HOROVOD_START_TIMEOUT)"
-        )
-    found = msgspec.msgpack.decode(text, type=Roster | Refusal)
-    if isinstance(found, Refusal):
-        found.enforce()
-    assert isinstance(found, Roster)
-    return found
 
 
 def ended(pid_fds: Sequence[int]) -> list[int]:
