@@ -66,6 +66,28 @@ def test_an_elastic_job_has_the_same_order(name: str, job: Job) -> None:
     assert told == ["renew", "sync", "train", *expected]
 
 
+def test_a_failure_that_comes_again_at_the_same_step_ends_the_job_unless_a_rank_was_lost(job: Job) -> None:
+    seen: list[int] = []
+    errors = [
+        HorovodInternalError,
+        HorovodInternalError,
+        HorovodInternalError,
+        PeerLostError,
+        *[HorovodInternalError] * 6,
+    ]
+
+    @run
+    def train(state: Told) -> None:
+        seen.append(state.progress)
+        if len(seen) == 7:
+            state.commit()
+        raise errors[len(seen) - 1]("x")
+
+    with pytest.raises(HorovodInternalError):
+        train(Told(job.events, batch=0))
+    assert seen == [0] * 7 + [1] * 3
+
+
 def test_an_error_goes_back_to_the_commit_and_a_change_does_not(job: Job) -> None:
     seen: list[tuple[int, int]] = []
 

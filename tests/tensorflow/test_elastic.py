@@ -10,6 +10,7 @@ from elastic_job import ElasticJob
 from harness import on_ranks
 
 from horovod.core.membership_events import Policy
+from horovod.errors import RequestError
 
 MODES = ("eager", "function", "jit")
 
@@ -218,6 +219,104 @@ def test_a_killed_rank_loses_no_sample(mode: str) -> None:
         assert value["count"] == 12
         np.testing.assert_allclose(value["weights"], weights, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(value["weights"], values[0]["weights"])
+
+
+def _asked(mode: str) -> Any:
+    """Rank 1 of three dies in the third step, and another one joins, for which programs are traced anew."""
+    import numpy as np
+    import tensorflow as tf
+    from losing import dying
+
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    layer = hvd.SyncBatchNormalization(momentum=0.5, name="norm")
+    layer.build((None, 2))
+    shared, own = tf.Variable(1.0), tf.Variable(1.0)
+
+    def compute(x: Any) -> Any:
+        layer(x, training=True)
+        tape = hvd.DistributedGradientTape(tf.GradientTape(persistent=True), scale_local_gradients=True)
+        tape.register_local_source(own)
+        with tape:
+            loss = shared * own * 6.0
+        with tf.GradientTape() as second:
+            product = shared * hvd.broadcast(shared, 0)
+        answers = [tf.reduce_sum(tf.ones(hvd.size_op())), hvd.rank_op()]
+        return [*answers, tape.gradient(loss, [shared, own])[1], second.gradient(product, shared)]
+
+    def now(rank: int, size: int) -> list[float]:
+        return [size, rank, 6 / size, 1 + (rank == 0)]
+
+    step = tf.function(compute, jit_compile=mode == "jit")
+    state = hvd.elastic.TensorFlowState([*layer.variables, shared, own], sizes=[])
+
+    def data(number: int, size: int, rank: int) -> Any:
+        return np.random.default_rng([number, size, rank]).normal(5 * rank, 1 + rank, (4, 2)).astype("float32")
+
+    @hvd.elastic.step
+    def one(state: Any) -> None:
+        found = step(tf.constant(data(len(state.sizes), hvd.size(), hvd.rank())))
+        assert [float(each) for each in found] == now(hvd.rank(), hvd.size())
+        state.sizes = [*state.sizes, hvd.size()]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while len(state.sizes) < 5 or state.sizes[-1] < 3:
+            one(state)
+
+    with dying(7):
+        train(state)
+    mean, variance = np.zeros(2), np.ones(2)
+    for number, size in enumerate(state.sizes):
+        x = np.concatenate([data(number, size, rank) for rank in range(size)]).astype(float)
+        mean, variance = (mean + x.mean(0)) / 2, (variance + x.var(0)) / 2
+    np.testing.assert_allclose([layer.moving_mean, layer.moving_variance], [mean, variance], rtol=1e-5)
+    return state.sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["function", "jit"])
+def test_a_program_asks_for_rank_and_size_at_each_call(mode: str) -> None:
+    with ElasticJob(_asked, Policy(3, 2, cool_down_s=(0, 0)), {"a": 3}, args=(mode,), framework="tensorflow") as job:
+        (sizes, *others) = job.values().values()
+    assert others == [sizes] * 2
+    assert set(sizes) == {2, 3}
+
+
+def _scattered() -> str:
+    """Rank 1 of three dies in the second step, after which the two others get more rows each."""
+    import tensorflow as tf
+    from losing import dying
+
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    step = tf.function(lambda x: hvd.reducescatter(hvd.allreduce(x, op=hvd.Sum), op=hvd.Sum), jit_compile=True)
+
+    @hvd.elastic.step
+    def one(state: Any) -> None:
+        step(tf.ones((6, 2)))
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while True:
+            one(state)
+
+    with dying(2):
+        try:
+            train(hvd.elastic.TensorFlowState([tf.Variable(0)]))
+        except RequestError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_compiled_reducescatter_for_another_number_of_ranks_is_an_error() -> None:
+    with ElasticJob(_scattered, Policy(3, 2), {"a": 3}, framework="tensorflow") as job:
+        errors = list(job.values().values())
+    assert len(errors) == 2
+    assert all("the shapes [(2, 2)], and with 2 ranks they are [(3, 2)]" in error for error in errors)
 
 
 @on_ranks(1, framework="tensorflow")

@@ -206,7 +206,7 @@ def _outlives_ranks() -> bool:
 
 
 def query(op_type: str, process_set_id: int, name: str | None) -> Any:
-    """Return a query as a tensor; it is evaluated when the graph runs, or under XLA when the graph is compiled.
+    """Return a query as a tensor, found when the graph runs; under XLA when it is compiled, unless the job is elastic.
 
     Raises:
         TypeError: the id is no integer, as that of a process set that is not registered.

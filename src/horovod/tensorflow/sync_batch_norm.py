@@ -22,7 +22,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     Inputs may have any batch size, different between ranks and even 0, if all ranks together have at least one sample.
     In evaluation, and with one rank, it is plain batch normalization. Each layer does one collective in forward and one
-    in backward; a rank sends its count, mean and sum of squared deviations, to avoid cancellation.
+    in backward, of sums in float64, to avoid cancellation.
 
     Ranks match layers by name. Keras numbers layers without a name; pass ``name`` if some ranks make more than others.
 
@@ -72,17 +72,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         mean = tf.math.divide_no_nan(tf.reduce_sum(values * weights, axes), count)
         shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
         deviations = tf.reduce_sum(weights * tf.square(values - tf.reshape(mean, shape)), axes)
-        rows = self._rows(tf.stack([count, mean, deviations]))
-        counts, means, squares = rows[:, 0], rows[:, 1], rows[:, 2]
-        total = tf.reduce_sum(counts, 0)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
-        between = tf.reduce_sum(counts * tf.square(means - mean), 0)
-        return mean, tf.math.divide_no_nan(tf.reduce_sum(squares, 0) + between, total)
-
-    def _rows(self, own: Any) -> Any:
-        """Return every rank's statistics, gathered as a sum of one-hot rows, so that gradients are summed, too."""
-        members, me = collectives.members_of(self.process_set), collectives.place_of(self.process_set)
-        place = tf.reshape(tf.one_hot(me, members, dtype=own.dtype), [-1, 1, 1])
-        how = Reduction(ReduceOp.SUM, process_set=self.process_set)
-        name = f"sync_batch_norm.{self.name}"
-        return collectives.allreduce([place * own[tf.newaxis]], how, name, ignore_name_scope=True)[0]
+        # Without a row for each rank, whose number XLA would fix.
+        count, mean, deviations = (tf.cast(each, tf.float64) for each in (count, mean, deviations))
+        own = tf.stack([count, count * mean, count * tf.square(mean) + deviations])
+        how, name = Reduction(ReduceOp.SUM, process_set=self.process_set), f"sync_batch_norm.{self.name}"
+        (sums,) = collectives.allreduce([own], how, name, ignore_name_scope=True)
+        mean, square = tf.unstack(tf.math.divide_no_nan(sums[1:], sums[:1]))
+        return tf.cast(mean, dtype), tf.cast(tf.maximum(square - tf.square(mean), 0), dtype)

@@ -23,6 +23,7 @@ from horovod import context
 from horovod.bindings.failures import remember
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.requests import Kind
+from horovod.errors import RequestError
 from horovod.tensorflow import order
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.kernels import Node, answer, over
@@ -77,7 +78,7 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
         NotImplementedError: the operation cannot be compiled, or this TensorFlow lacks the XLA functions.
     """
     if op_type in QUERIES:
-        return [tf.constant(answer(op_type, request.process_set), tf.int32)]
+        return [_asked(op_type, request.process_set)]
     kind = OP_TYPES.get(op_type)
     if kind not in _FIXED or not all(tensor.shape.is_fully_defined() for tensor in tensors):
         what = "is found out while the program runs" if kind not in _FIXED else "is not known yet"
@@ -116,6 +117,20 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
     return made
 
 
+def _asked(op_type: str, process_set: int) -> Any:
+    """Return the answer to a query; in an elastic job that of each call, for which XLA compiles shapes anew."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    if not context.is_elastic() or not hasattr(graph, "capture_call_time_value"):
+        return tf.constant(answer(op_type, process_set), tf.int32)
+    while graph.is_control_flow_graph:  # only functions ask for values when they are called
+        graph = graph.outer_graph
+    with graph.as_default():
+        return graph.capture_call_time_value(
+            lambda: tf.constant(answer(op_type, process_set), tf.int32), tf.TensorSpec([], tf.int32),
+            key=(op_type, process_set),
+        )  # fmt: skip
+
+
 def _result_shape(kind: Kind | None, shape: tuple[int, ...], request: GraphRequest) -> tuple[int, ...]:
     if kind is not Kind.REDUCESCATTER or not shape:
         return shape
@@ -149,6 +164,12 @@ def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
         ctypes.memset(places[len(call.outputs)], 0, 4)
         targets = [over(places[i], shape, kinds[i]) for i, shape in enumerate(call.outputs)]
         what, engine = node.call(()), context.engine()
+        if (now := tuple(_result_shape(node.kind, shape, call.request) for shape in call.inputs)) != call.outputs:
+            raise RequestError(
+                f"a reducescatter was compiled by jit_compile=True for results of the shapes {[*call.outputs]}, and "
+                f"with {engine.size} ranks they are {[*now]}; in an elastic job call it outside of that function, or "
+                "leave jit_compile out"
+            )
         node.as_user(lambda: engine.run(what, _Outputs(targets), sources))
     except BaseException as error:
         remember(error)

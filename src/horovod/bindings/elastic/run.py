@@ -115,7 +115,7 @@ def _prepare(job: _Job, state: State, cause: _Cause) -> None:
     if isinstance(cause, HostsUpdatedInterrupt):
         state._sync_present = True
         return
-    if not job.takes(cause):
+    if not job.takes(cause, state):
         raise cause
     logger.debug("elastic: %s", cause)
     if not state._keeps_steps:
@@ -224,9 +224,14 @@ class _Job:
         if self._folder and number > 1:
             self._folder = f"{self._folder}/training-{number}"
 
-    def takes(self, error: HorovodInternalError) -> bool:
-        """Return whether to rendezvous again: after a lost rank in an elastic job, and if there is a reset function."""
-        return self._reset is not None or (self._is_elastic and not isinstance(error, _FINAL))
+    def takes(self, error: HorovodInternalError, state: State) -> bool:
+        """Return whether to rendezvous again: after a lost rank in an elastic job, or with a reset function; but not
+        after the fourth failure of a step in turn without a lost rank, which would come again.
+        """
+        here = [progress for progress in (*state._failed_at, state.progress) if progress == state.progress]
+        state._failed_at = [] if isinstance(error, PeerLostError) else here
+        goes_on = self._is_elastic and not isinstance(error, _FINAL) and len(state._failed_at) < 4
+        return self._reset is not None or goes_on
 
     def renew(self, state: State) -> None:
         """Rendezvous again.

@@ -52,6 +52,8 @@ class State:
     #: The handle of a step's question whether it is to change, until the step is complete; the script's own exception
     #: may have ended it.
     _asked: Any = None
+    #: ``progress`` at each of the last failures, since a rank was lost or a step completed.
+    _failed_at: Sequence[int] = ()
     #: Whether a function of ``hvd.elastic.step`` runs.
     _is_in_step: bool = False
     #: Whether this process has a function of ``hvd.elastic.step``, which counts the samples of its steps.
