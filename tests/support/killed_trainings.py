@@ -27,6 +27,7 @@ SERVERS = {
     "numpy": "torch",
     "torch": "torch",
     "torch-commit": "torch",
+    "torch-passes": "torch",
     "tf-eager": "tensorflow",
     "tf-graph": "tensorflow",
     "tf-jit": "tensorflow",
@@ -157,12 +158,14 @@ def _torch(mode: str, is_over: Callable[[], bool]) -> Any:
     model = torch.nn.Linear(WIDTH, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Sum)
+    passes = 2 if mode == "torch-passes" else 1
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Sum, backward_passes_per_step=passes)
     state = hvd.elastic.TorchState(model, optimizer, data=Logged(lambda rows: x[rows]), epoch=0, over=False, batch=0)
 
     def one(state: Any, batch: Any) -> None:
         optimizer.zero_grad()
-        model(batch).sum().backward()
+        for part in batch.tensor_split(passes):
+            model(part).sum().backward()
         optimizer.step()
 
     def committed(state: Any, batch: Any) -> None:
@@ -283,6 +286,7 @@ _TRAININGS: dict[str, Callable[[str, Callable[[], bool]], Any]] = {
     "numpy": _numpy,
     "torch": _torch,
     "torch-commit": _torch,
+    "torch-passes": _torch,
     "jax": _jax,
     **dict.fromkeys(("tf-eager", "tf-graph", "tf-jit"), _tensorflow),
     **dict.fromkeys(("keras-tensorflow", "keras-torch", "keras-jax", "tf_keras"), _keras),

@@ -142,10 +142,10 @@ class ModelState(VariablesState):
         self._settle()
         return [self._kit.backend.array(variable) for variable in variables]
 
-    def _send(self) -> None:
+    def _send(self, is_sync: bool = True) -> None:
         self._settle()
         # The sums of a rank that has done all steps count its own samples.
-        own = () if context.world().rank in context.membership().behind else self._sums()
+        own = () if is_sync and context.world().rank in context.membership().behind else self._sums()
         held = self._hold(own)
         self._kit.broadcast(self._shared(), 0)
         self._put(own, held)
@@ -169,6 +169,9 @@ class ModelState(VariablesState):
 
     def sync(self) -> None:
         """See ``State``; a step traced before the first rendezvous is traced again."""
+        reduction = self._kit.reduction_of(self.optimizer) if context.is_elastic() else None
+        if reduction is not None:
+            reduction.learn_name()
         if not self._has_met:
             self._has_met, self.model.train_function = True, None
         super().sync()

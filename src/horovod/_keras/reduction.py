@@ -14,6 +14,7 @@ from horovod import context
 from horovod._keras.backends import Backend, Order
 from horovod._keras.settings import Settings
 from horovod.bindings.fingerprints import compare_once
+from horovod.bindings.objects import broadcast_object
 from horovod.bindings.process_sets import key_of
 from horovod.bindings.runtime import comm
 from horovod.bindings.sites import Site, user_site
@@ -158,6 +159,11 @@ class GradientReduction:
         return [members for members in (*found, sorted(place.values())) if members]
 
     # -- the end -------------------------------------------------------------------------------------------------
+
+    def learn_name(self) -> None:
+        """Learn rank 0's name for ``agree_on_end``: this rank may have joined after the last gradients. Collective."""
+        found = broadcast_object(self._first_name, 0, "elastic.gradients")
+        self._first_name = self._first_name or found
 
     def agree_on_end(self, what: str) -> None:
         """Check that no other rank is still combining gradients, at the end of ``what``, such as "fit()".
