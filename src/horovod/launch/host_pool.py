@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from horovod.core.membership_processes import CoolDowns
 from horovod.errors import LaunchError
 from horovod.launch.host_checks import HostCheck, find_twin
 from horovod.launch.hosts import HostSlots
@@ -71,13 +70,15 @@ class HostPool(Pool):
         cool_down_s: tuple[float, float],
         found: dict[str, HostCheck],
     ) -> None:
-        self._own, self._cores, self._access, self._cool_downs = own, cores, access, CoolDowns(cool_down_s)
+        self._own, self._cores, self._access, self._cool_down_s = own, cores, access, cool_down_s
         self._found = found
         self._offers: Mapping[str, HostSlots] = {}
         self._used: Mapping[str, HostSlots] = {}  # the last offers of which a host was ready
         self._newcomers: dict[str, HostCheck] = {}
         self._ready: dict[str, str] = {}  # machine by name of the host
+        self._failures: dict[str, int] = {}
         self._told: set[str] = set()
+        self._retry_at: dict[str, float] = {}
         #: Lines for the user about hosts that cannot be used.
         self.problems: list[str] = []
 
@@ -90,7 +91,12 @@ class HostPool(Pool):
 
     def lose(self, name: str, number: int | None = None) -> None:
         self._ready.pop(name, None)
-        self._cool_downs.fail(name, time.monotonic(), may_forget=False)
+        self._cool(name)
+
+    def _cool(self, name: str) -> None:
+        least, most = self._cool_down_s
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        self._retry_at[name] = time.monotonic() + min(most, least * 2.0 ** min(failures - 1, 64))
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
         now, ready = time.monotonic(), []
@@ -98,7 +104,7 @@ class HostPool(Pool):
             address, check = self._found.popitem()
             ready.append(self._begin(address.rpartition("@")[2], check))
         for name, offer in self._offers.items():
-            if name in self._ready or name in self._newcomers or self._cool_downs.ends_at(name) > now:
+            if name in self._ready or name in self._newcomers or self._retry_at.get(name, 0.0) > now:
                 continue
             if name == self._own:
                 self._ready[name] = machine_name()
@@ -140,11 +146,14 @@ class HostPool(Pool):
         new = [problem for problem in problems if problem not in self._told]
         self._told.update(new)
         self.problems += [f"{problem}; it is tried again later" for problem in new]
-        self._cool_downs.fail(name, time.monotonic(), may_forget=False)
+        self._cool(name)
 
     def due_at(self) -> list[float]:
-        wanted = self._offers.keys() - self._ready.keys() - self._newcomers.keys()
-        return [*map(self._cool_downs.ends_at, wanted), *(newcomer.due_at for newcomer in self._newcomers.values())]
+        times = [at for name, at in self._retry_at.items() if self._is_wanted(name)]
+        return times + [newcomer.due_at for newcomer in self._newcomers.values()]
+
+    def _is_wanted(self, name: str) -> bool:
+        return name in self._offers and name not in self._ready and name not in self._newcomers
 
     def close(self) -> None:
         for newcomer in self._newcomers.values():
