@@ -118,9 +118,11 @@ class Service:
     def put(self, event: Event) -> None:
         """Report an event to the membership of a job with a policy: hosts, ends of processes, a wish to leave; ticks
         are made here, too.
+
+        Raises:
+            ValueError: the job has no policy.
         """
-        generations = self._generations
-        assert generations is not None
+        generations = self._policed()
         self._later(lambda: generations.handle(event))
 
     def order(self, order: Fence | Silent | None) -> None:
@@ -156,14 +158,17 @@ class Service:
     @property
     def progress(self) -> int:
         """The largest progress of any process when it was last ready."""
-        assert self._generations is not None
-        return self._generations.progress
+        return self._policed().progress
 
     @property
     def is_awaited(self) -> bool:
         """Whether a living process has called ``init()``."""
-        assert self._generations is not None
-        return self._generations.is_awaited
+        return self._policed().is_awaited
+
+    def _policed(self) -> Generations:
+        if self._generations is None:
+            raise ValueError("the launcher defines the members of this job: give Service a policy")
+        return self._generations
 
     def await_told(self, timeout_s: float) -> None:
         """Wait until all hosts know of a failed host, if there is one; ``timeout_s`` seconds at most."""
