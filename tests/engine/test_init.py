@@ -37,6 +37,16 @@ def _open() -> list[str]:
     )
 
 
+@on_ranks(2, init=False, env={"HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_GLOO_IFACE": "none0"})
+def test_an_init_that_fails_after_the_ranks_have_met_leaves_nothing() -> None:
+    import horovod.numpy as hvd
+
+    before = _open()
+    with pytest.raises(InitError, match="none0"):
+        hvd.init()
+    assert _open() == before
+
+
 @on_ranks(2, init=False)
 def test_the_last_tensor_takes_the_arena_with_it_even_if_something_refers_to_the_engine() -> None:
     """As the traceback of a lost rank does, in a cycle that Python may not look for in hours."""

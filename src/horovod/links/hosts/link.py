@@ -108,15 +108,13 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
             decider = HubDecider(coordinator, relay, ranks)
         channel = LeaderChannel(shared.control, decider, ranks)
     watch = Liveness(world.rank, generation, peers, board, observer)
+    shm = ShmTransport(shared.control, shared.arenas, _Inside(ranks, watch))
     try:
-        shm = ShmTransport(shared.control, shared.arenas, _Inside(ranks, watch))
         if board.relay is not None:
             board.relay.await_clock()  # before the hosts wait for each other, and so before anything is recorded
         transport = _transport_of(world, settings, number, roster, shm, watch, mailbox)
     except BaseException as error:
-        give_up(board, peers, world.rank, error)
-        board.close()
-        peers.close()
+        give_up(board, peers, shm, world.rank, error)
         raise
     bell = _doorbell(shared.control, board.relay if len(ranks) == 1 else None)
     return Link(world.rank, generation, channel, transport, bell, coordinator, peers, board, watch)

@@ -75,19 +75,23 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, check)
         transport = make_transport(settings, world.launcher, topology, shm, open_store, watch)
     except BaseException as error:
-        give_up(board, peers, world.rank, error)
-        shm.close()
+        give_up(board, peers, shm, world.rank, error)
         raise
     return Link(world.rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board, watch)
 
 
-def give_up(board: ShmBoard, peers: ShmPeers, rank: int, error: BaseException) -> None:
-    """Publish that this rank's ``init()`` fails after all have met, and why, so that no rank waits for it."""
+def give_up(board: ShmBoard, peers: ShmPeers, shm: ShmTransport, rank: int, error: BaseException) -> None:
+    """Publish that this rank's ``init()`` fails after all have met, and why, so that no rank waits for it. Then release
+    what the ranks share.
+    """
     if not isinstance(error, HorovodInternalError):
         error = HorovodInternalError(f"init() ended with {error!r}")
     board.give_reason(encode_reason(error, str(error)))
     culprit = error.rank if isinstance(error, PeerLostError) else rank
     peers.fail(culprit if culprit >= 0 else rank)
+    board.close()
+    peers.close()
+    shm.close()
 
 
 def topology_of(world: World) -> Topology:
