@@ -22,77 +22,51 @@ __all__ = ["allreduce_adasum"]
 def allreduce_adasum(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Combine each tensor by itself."""
     phase = 0
-    for index in range(len(entry.response.requests[0].tensors)):
-        phase = _Tensor(staging, sequence, entry, work, index).run(phase)
+    for index, spec in enumerate(entry.response.requests[0].tensors):
+        output = work.allocate(index, spec.shape).reshape(-1)
+        if spec.count:
+            phase = _combine(staging, sequence, entry, work, index, output, phase)
 
 
-class _Tensor:
-    """One tensor of the request."""
+def _combine(
+    staging: Staging, sequence: int, entry: Entry, work: Work, index: int, output: Buffer, phase: int
+) -> int:  # fmt: skip
+    """Run both passes over a tensor, from a phase of the log entry on; return the next free one."""
+    request, members, library = entry.response.requests[0], entry.response.members, kernels_named(work.kernels)
+    spec, size, source = request.tensors[index], len(members), work.inputs[index].reshape(-1)
+    step = CHUNK_BYTES // ITEMSIZE[spec.dtype]
+    rounds = -(-spec.count // step)
+    gram = [[0.0] * size for _ in range(size)]
+    weights: list[float] = []
 
-    def __init__(self, staging: Staging, sequence: int, entry: Entry, work: Work, index: int) -> None:
-        request = entry.response.requests[0]
-        spec = request.tensors[index]
-        self._staging = staging
-        self._sequence = sequence
-        self._members = entry.response.members
-        self._me = entry.me
-        self._name = work.kernels
-        self._library = kernels_named(work.kernels)
-        self._dtype = spec.dtype
-        self._count = spec.count
-        self._step = CHUNK_BYTES // ITEMSIZE[spec.dtype]
-        self._rounds = -(-spec.count // self._step)
-        self._input = work.inputs[index].reshape(-1)
-        self._output = work.allocate(index, spec.shape).reshape(-1)
-        self._factor = request.prescale * request.postscale
-        size = len(self._members)
-        self._gram = [[0.0] * size for _ in range(size)]
-        self._weights: list[float] = []
+    def views(round_: int, offset: int) -> list[Buffer]:
+        count = min(step, spec.count - round_ * step)
+        return [staging.arenas[rank].view_once(work.kernels, offset, spec.dtype, (count,)) for rank in members]
 
-    def run(self, phase: int) -> int:
-        """Run both passes, from a phase of the log entry on; return the next free one."""
-        if not self._count:
-            return phase
-        staging, size = self._staging, len(self._members)
-        phase = staging.rounds(self._sequence, self._members, self._rounds, self._fill, self._measure, phase)
-        phase = staging.rounds(self._sequence, self._members, 1, self._show, self._sum, phase)
+    def fill(round_: int, offset: int) -> None:
+        library.copy(views(round_, offset)[entry.me], source[round_ * step : (round_ + 1) * step])
+
+    def measure(round_: int, offset: int) -> None:
+        shown = views(round_, offset)
+        low, high = part_of(len(shown[0]), size, entry.me)
+        for row, more in zip(gram, library.gram([view[low:high] for view in shown]), strict=True):
+            row[:] = [value + one for value, one in zip(row, more, strict=True)]
+
+    def square(rank: int, offset: int) -> Any:
+        return staging.arenas[rank].view("numpy", offset, "float64", (size, size))
+
+    def show(round_: int, offset: int) -> None:
+        square(staging.rank, offset)[...] = gram
+
+    def weigh(round_: int, offset: int) -> None:
+        total = sum(square(rank, offset) for rank in members)
         # The factors commute with Adasum: it is homogeneous of degree one.
-        self._weights = [weight * self._factor for weight in coefficients(self._gram)]
-        assert len(self._weights) == size
-        return staging.rounds(self._sequence, self._members, self._rounds, self._fill, self._combine, phase)
+        factor = request.prescale * request.postscale
+        weights[:] = [weight * factor for weight in coefficients(total.tolist())]
 
-    def _bounds(self, round_: int) -> tuple[int, int]:
-        return round_ * self._step, min((round_ + 1) * self._step, self._count)
+    def combine(round_: int, offset: int) -> None:
+        library.combine(output[round_ * step : (round_ + 1) * step], views(round_, offset), weights)
 
-    def _views(self, round_: int, offset: int) -> list[Buffer]:
-        low, high = self._bounds(round_)
-        arenas = self._staging.arenas
-        return [arenas[rank].view_once(self._name, offset, self._dtype, (high - low,)) for rank in self._members]
-
-    def _fill(self, round_: int, offset: int) -> None:
-        low, high = self._bounds(round_)
-        slot = self._staging.arena.view_once(self._name, offset, self._dtype, (high - low,))
-        self._library.copy(slot, self._input[low:high])
-
-    def _measure(self, round_: int, offset: int) -> None:
-        views = self._views(round_, offset)
-        low, high = part_of(views[0].shape[0], len(views), self._me)
-        part = self._library.gram([view[low:high] for view in views])
-        for i, row in enumerate(part):
-            for j, value in enumerate(row):
-                self._gram[i][j] += value
-
-    def _square(self, rank: int, offset: int) -> Any:
-        size = len(self._members)
-        return self._staging.arenas[rank].view("numpy", offset, "float64", (size, size))
-
-    def _show(self, round_: int, offset: int) -> None:
-        self._square(self._staging.rank, offset)[...] = self._gram
-
-    def _sum(self, round_: int, offset: int) -> None:
-        total = sum(self._square(rank, offset) for rank in self._members)
-        self._gram = total.tolist()
-
-    def _combine(self, round_: int, offset: int) -> None:
-        low, high = self._bounds(round_)
-        self._library.combine(self._output[low:high], self._views(round_, offset), self._weights)
+    phase = staging.rounds(sequence, members, rounds, fill, measure, phase)
+    phase = staging.rounds(sequence, members, 1, show, weigh, phase)
+    return staging.rounds(sequence, members, rounds, fill, combine, phase)
