@@ -20,29 +20,12 @@ __all__ = ["allgather", "alltoall", "broadcast"]
 
 def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Concatenate every member's rows; return whether other members may still write theirs."""
-    members, me = entry.response.members, entry.me
-    plan: _Gathered = entry.cache.get("gather", lambda: _rows(entry))
+    plan: _Plan = entry.cache.get("gather", lambda: _gathered(entry))
     inputs = [source.reshape(-1) for source in work.inputs]
-    phase = 0
-    if plan.is_direct:
-        copy = kernels_named(work.kernels).copy
-        outputs = make_results(staging, sequence, entry, work, plan.shapes)
-        for output, source, own in zip(outputs, inputs, plan.own, strict=True):
-            copy(output[own.rows], source)
-        found = find_results(staging, sequence, entry)
-        if found is not None:
-            # Begin with the next member, so that not all write to the same one at the same time.
-            for i in (*range(me + 1, len(members)), *range(me)):
-                view = staging.arenas[members[i]].view
-                for place, source, own in zip(found[i], inputs, plan.own, strict=True):
-                    if own.shape[0]:
-                        copy(view(work.kernels, place + own.start_bytes, own.dtype, own.shape), source)
-            return True
-        phase = 1
-    else:
-        outputs = [work.allocate(index, shape).reshape(-1) for index, shape in enumerate(plan.shapes)]
-    _spread(staging, sequence, entry, work, inputs, outputs, plan.counts, plan.starts, copy_own=not phase, phase=phase)
-    return False
+    outputs, is_done = _begin(staging, sequence, entry, work, plan, inputs)
+    if not is_done:
+        _spread(staging, sequence, entry, work, inputs, outputs, plan.counts, copy_own=True, phase=int(plan.is_direct))
+    return is_done
 
 
 class _Part(NamedTuple):
@@ -54,35 +37,55 @@ class _Part(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Gathered(NamedTuple):
-    """By tensor: each member's number of elements, their start, the shape of the whole, and this rank's own part."""
+class _Plan(NamedTuple):
+    """This rank's results, and the parts that it writes to the results of others."""
 
     is_direct: bool
-    counts: list[list[int]]
-    starts: list[list[int]]
-    shapes: list[tuple[int, ...]]
-    own: list[_Part]
+    shapes: list[tuple[int, ...]]  # of this rank's results
+    own: list[slice]  # the elements of each result that are this rank's
+    parts: list[list[_Part]]  # by member, and then by tensor
+    counts: list[list[int]]  # by tensor: each member's number of elements
 
 
-def _rows(entry: Entry) -> _Gathered:
+def _gathered(entry: Entry) -> _Plan:
     response, me = entry.response, entry.me
-    found = _Gathered(is_direct(entry), [], [], result_shapes(response, me), [])
+    own, parts, numbers = [], [], []
     for index, spec in enumerate(response.requests[0].tensors):
-        specs = [response.request_of(i).tensors[index] for i in range(len(response.members))]
-        counts = [s.count for s in specs]
-        starts = [sum(counts[:i]) for i in range(len(specs))]
-        found.counts.append(counts)
-        found.starts.append(starts)
-        rows = slice(starts[me], starts[me] + counts[me])
-        found.own.append(_Part(spec.dtype, rows, starts[me] * ITEMSIZE[spec.dtype], (counts[me],)))
-    return found
+        counts = [response.request_of(i).tensors[index].count for i in range(len(response.members))]
+        start = sum(counts[:me])
+        numbers.append(counts)
+        own.append(slice(start, start + counts[me]))
+        parts.append(_Part(spec.dtype, slice(counts[me]), start * ITEMSIZE[spec.dtype], (counts[me],)))
+    return _Plan(is_direct(entry), result_shapes(response, me), own, [parts] * len(response.members), numbers)
+
+
+def _begin(
+    staging: Staging, sequence: int, entry: Entry, work: Work, plan: _Plan, inputs: Sequence[Buffer]
+) -> tuple[list[Buffer], bool]:  # fmt: skip
+    """Make the results; if possible, write this rank's parts to all of them. Return them, and whether that was done."""
+    if not plan.is_direct:
+        return [work.allocate(index, shape).reshape(-1) for index, shape in enumerate(plan.shapes)], False
+    members, me, copy = entry.response.members, entry.me, kernels_named(work.kernels).copy
+    outputs = make_results(staging, sequence, entry, work, plan.shapes)
+    for output, own, source, part in zip(outputs, plan.own, inputs, plan.parts[me], strict=True):
+        copy(output[own], source[part.rows])
+    found = find_results(staging, sequence, entry)
+    if found is None:
+        return outputs, False
+    # Begin with the next member, so that not all write to the same one at the same time.
+    for i in (*range(me + 1, len(members)), *range(me)):
+        view = staging.arenas[members[i]].view
+        for place, source, part in zip(found[i], inputs, plan.parts[i], strict=True):
+            if part.shape[0]:
+                copy(view(work.kernels, place + part.start_bytes, part.dtype, part.shape), source[part.rows])
+    return outputs, True
 
 
 def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Copy the root's tensors to all members."""
     response = entry.response
     root = response.members.index(response.requests[0].root)
-    counts, starts, outputs, inputs = [], [], [], []
+    counts, outputs, inputs = [], [], []
     for index, spec in enumerate(response.requests[0].tensors):
         out = work.allocate(index, spec.shape)
         source = work.inputs[index]
@@ -91,24 +94,15 @@ def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool
         outputs.append(out.reshape(-1))
         inputs.append(source.reshape(-1))
         counts.append([spec.count if i == root else 0 for i in range(len(response.members))])
-        starts.append([0] * len(response.members))
-    _spread(staging, sequence, entry, work, inputs, outputs, counts, starts, copy_own=False)
+    _spread(staging, sequence, entry, work, inputs, outputs, counts, copy_own=False)
     return False
 
 
 def _spread(
-    staging: Staging,
-    sequence: int,
-    entry: Entry,
-    work: Work,
-    inputs: Sequence[object],
-    outputs: Sequence[object],
-    counts: Sequence[Sequence[int]],
-    starts: Sequence[Sequence[int]],
-    copy_own: bool = True,
-    phase: int = 0,
-) -> None:
-    """Show the ``counts`` elements of each member to all; they go to ``starts`` of each output."""
+    staging: Staging, sequence: int, entry: Entry, work: Work, inputs: Sequence[Buffer], outputs: Sequence[Buffer],
+    counts: Sequence[Sequence[int]], copy_own: bool, phase: int = 0,
+) -> None:  # fmt: skip
+    """Show the ``counts`` elements of each member to all, which lay them end to end in each output."""
     members, library = entry.response.members, kernels_named(work.kernels)
     dtypes = [spec.dtype for spec in entry.response.requests[0].tensors]
     steps = [CHUNK_BYTES // ITEMSIZE[dtype] for dtype in dtypes]
@@ -119,21 +113,22 @@ def _spread(
         high = min(low + steps[index], counts[index][entry.me])
         if low < high:
             slot = staging.arena.view(work.kernels, offset, dtypes[index], (high - low,))
-            library.copy(slot, inputs[index][low:high])  # type: ignore[index]
+            library.copy(slot, inputs[index][low:high])
 
     def drain(round_: int, offset: int) -> None:
         index, low = rounds[round_]
-        for i, rank in enumerate(members):
-            high = min(low + steps[index], counts[index][i])
+        start = 0
+        for i, (rank, count) in enumerate(zip(members, counts[index], strict=True)):
+            high, at = min(low + steps[index], count), start + low
+            start += count
             if low >= high or (i == entry.me and not copy_own):
                 continue
             if i == entry.me:
                 # This is quicker than reading back the data that this rank has just put into the buffer.
-                shown = inputs[index][low:high]  # type: ignore[index]
+                shown = inputs[index][low:high]
             else:
                 shown = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
-            start = starts[index][i]
-            library.copy(outputs[index][start + low : start + high], shown)  # type: ignore[index]
+            library.copy(outputs[index][at : at + high - low], shown)
             if i != entry.me and len(members) == 2:
                 staging.clearing.clear(rank, shown, library)
 
@@ -142,60 +137,33 @@ def _spread(
 
 def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Send the i-th split of this rank's rows to the i-th member; return whether members may still write theirs."""
-    members, me = entry.response.members, entry.me
-    plan: _Exchanged = entry.cache.get("exchange", lambda: _splits(entry))
+    plan: _Plan = entry.cache.get("exchange", lambda: _exchanged(entry))
     source = work.inputs[0].reshape(-1)
-    phase = 0
-    if plan.is_direct:
-        copy = kernels_named(work.kernels).copy
-        (output,) = make_results(staging, sequence, entry, work, [plan.shape])
-        copy(output[plan.own], source[plan.parts[me].rows])
-        found = find_results(staging, sequence, entry)
-        if found is not None:
-            # Begin with the next member, so that not all write to the same one at the same time.
-            for i in (*range(me + 1, len(members)), *range(me)):
-                part = plan.parts[i]
-                if part.shape[0]:
-                    at = found[i][0] + part.start_bytes
-                    view = staging.arenas[members[i]].view(work.kernels, at, part.dtype, part.shape)
-                    copy(view, source[part.rows])
-            return True
-        phase = 1
-    else:
-        output = work.allocate(0, plan.shape).reshape(-1)
-    _exchange(staging, sequence, entry, work, plan.row, source, output, phase)
-    return False
+    (output,), is_done = _begin(staging, sequence, entry, work, plan, [source])
+    if not is_done:
+        _exchange(staging, sequence, entry, work, source, output, int(plan.is_direct))
+    return is_done
 
 
-class _Exchanged(NamedTuple):
-    """The shape of this rank's result, elements of a row, its own part of the result, and the part for each member."""
-
-    is_direct: bool
-    shape: tuple[int, ...]
-    row: int
-    own: slice
-    parts: list[_Part]
-
-
-def _splits(entry: Entry) -> _Exchanged:
+def _exchanged(entry: Entry) -> _Plan:
     me, matrix, spec = entry.me, entry.splits, entry.response.request_of(entry.me).tensors[0]
     row, parts = math.prod(spec.shape[1:]), []
     for i, count in enumerate(matrix[me]):
         low, start = sum(matrix[me][:i]) * row, sum(splits[i] for splits in matrix[:me]) * row
         rows = slice(low, low + count * row)
-        parts.append(_Part(spec.dtype, rows, start * ITEMSIZE[spec.dtype], (count * row,)))
+        parts.append([_Part(spec.dtype, rows, start * ITEMSIZE[spec.dtype], (count * row,))])
     first = sum(splits[me] for splits in matrix[:me]) * row
-    return _Exchanged(
-        is_direct(entry), result_shapes(entry.response, me)[0], row, slice(first, first + matrix[me][me] * row), parts
-    )
+    own = slice(first, first + matrix[me][me] * row)
+    return _Plan(is_direct(entry), result_shapes(entry.response, me), [own], parts, [])
 
 
 def _exchange(
-    staging: Staging, sequence: int, entry: Entry, work: Work, row: int, source: Buffer, output: Buffer, phase: int
+    staging: Staging, sequence: int, entry: Entry, work: Work, source: Buffer, output: Buffer, phase: int
 ) -> None:
     """Do the alltoall through the staging buffers."""
     library, members, me, matrix = kernels_named(work.kernels), entry.response.members, entry.me, entry.splits
-    parts, dtype = len(members), entry.response.requests[0].tensors[0].dtype
+    parts, spec = len(members), entry.response.requests[0].tensors[0]
+    dtype, row = spec.dtype, math.prod(spec.shape[1:])
     received = [splits[me] for splits in matrix]
     part_bytes = CHUNK_BYTES // parts // LINE * LINE
     step = part_bytes // ITEMSIZE[dtype]
