@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import msgspec
 
 from horovod.core.requests import Kind, ReduceOp, Request, Response
+from horovod.splits import part_of
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import are_spread
 
-__all__ = ["Entry", "Transport", "Watch", "Work"]
+__all__ = ["Entry", "Transport", "Watch", "Work", "rows_taken", "sum_class"]
 
 
 class Entry:
@@ -57,6 +58,26 @@ class Work(msgspec.Struct, eq=False):
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
         """Return the output buffer of tensor ``index``, made now if there is none."""
         raise NotImplementedError
+
+
+def rows_taken(entry: Entry) -> list[list[slice]]:
+    """Return the rows that this rank takes of each tensor of each member; empty if each rank takes all."""
+    response, me = entry.response, entry.me
+    if response.kind is Kind.ALLTOALL:
+        starts = [sum(row[:me]) for row in entry.splits]
+        return [[slice(at, at + row[me]) for at, row in zip(starts, entry.splits, strict=True)]]
+    if response.kind is Kind.REDUCESCATTER:
+        size = len(response.members)
+        return [[slice(*part_of(spec.shape[0], size, me))] * size for spec in response.requests[0].tensors]
+    return []
+
+
+def sum_class(request: Request) -> str:
+    """Return a class of allreduces that differ only in their tensors, for ``fuse_class``; empty if it has none."""
+    dtypes = {spec.dtype for spec in request.tensors}
+    if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
+        return ""
+    return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
 
 class Transport(Protocol):

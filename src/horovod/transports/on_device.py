@@ -17,7 +17,7 @@ from horovod.core.collectives import is_reduction
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request, Response
 from horovod.errors import RequestError
 from horovod.splits import part_of
-from horovod.transports.base import Entry, Transport, Work
+from horovod.transports.base import Entry, Transport, Work, sum_class
 from horovod.transports.kernels_torch import as_bytes
 
 if TYPE_CHECKING:
@@ -90,10 +90,8 @@ class DeviceTransport(Transport):
     def fuse_class(self, request: Request) -> str:
         if not self._takes(request):
             return self._inner.fuse_class(request)
-        dtypes = {spec.dtype for spec in request.tensors}
-        if request.kind is not Kind.ALLREDUCE or len(dtypes) != 1:
-            return ""
-        return f"{self._device} {dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
+        found = sum_class(request)
+        return found and f"{self._device} {found}"
 
     def inline(self, kernels: str, request: Request, members: int) -> Any:
         return self._inner.inline(kernels, request, members)

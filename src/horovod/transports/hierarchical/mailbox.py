@@ -10,10 +10,9 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from horovod.core.collectives import COLLECTIVES
+from horovod.core.collectives import COLLECTIVES, is_reduction, result_shapes
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
-from horovod.splits import part_of
-from horovod.transports.base import Entry, Work
+from horovod.transports.base import Entry, Work, rows_taken
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import aligned
@@ -100,24 +99,17 @@ def _execute(entry: Entry, work: Work, index: int, sources: list[Buffer]) -> Non
     response, library, me = entry.response, kernels_named(work.kernels), entry.me
     request = response.requests[0]
     spec, kind = request.tensors[index], request.kind
+    if taken := rows_taken(entry):
+        sources = [source[rows] for source, rows in zip(sources, taken[index], strict=True)]
+    target = work.allocate(index, result_shapes(response, me)[index])
     if kind is Kind.BROADCAST:
-        library.copy(work.allocate(index, spec.shape), sources[response.members.index(request.root)])
+        library.copy(target, sources[response.members.index(request.root)])
         return
-    if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        shape = spec.shape
-        if kind is Kind.REDUCESCATTER:
-            low, high = part_of(shape[0], len(sources), me)
-            shape, sources = (high - low, *shape[1:]), [source[low:high] for source in sources]
+    if is_reduction(kind):
         reduce = library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
-        reduce(work.allocate(index, shape), sources)
+        reduce(target, sources)
         return
-    if kind is Kind.ALLTOALL:
-        starts = [sum(splits[:me]) for splits in entry.splits]
-        sources = [
-            source[start : start + splits[me]]
-            for source, start, splits in zip(sources, starts, entry.splits, strict=True)
-        ]
-    target, row = work.allocate(index, (sum(source.shape[0] for source in sources), *spec.shape[1:])), 0
+    row = 0
     for source in sources:
         library.copy(target[row : row + source.shape[0]], source)
         row += source.shape[0]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from horovod.core.requests import Kind, ReduceOp, Request, Response
 from horovod.errors import InitError
-from horovod.transports.base import Entry, Transport, Work
+from horovod.transports.base import Entry, Transport, Work, sum_class
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
 from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
@@ -101,12 +101,9 @@ class HierarchicalTransport(Transport):
         return () if self._shm is None else self._shm.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
-        dtypes = {spec.dtype for spec in request.tensors}
-        if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
-            return ""
         if request.device != "cpu" or (request.placement and request.tensors[0].nbytes >= _IN_PLACE_BYTES):
             return ""
-        return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
+        return sum_class(request)
 
     def inline(self, kernels: str, request: Request, members: int) -> Request | None:
         return request if self._mailbox is not None and is_small(request, self._topology.size) else None

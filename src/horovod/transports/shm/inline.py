@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from horovod.core.collectives import COLLECTIVES, is_reduction
 from horovod.core.requests import Kind
-from horovod.splits import part_of
-from horovod.transports.base import Entry, Work
+from horovod.transports.base import Entry, Work, rows_taken
 from horovod.transports.kernels import Buffer, Maker, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import aligned
@@ -67,8 +66,7 @@ class Plan:
                 own = entry.me if apart and not scaled else -1
                 make = library.maker(spec.dtype, *how) if len(members) > 1 else None
                 self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, make))
-        # Indexed by tensor and member: the rows that this rank takes; empty if each rank takes all.
-        self._taken = self._rows_for_each()
+        self._taken = rows_taken(entry)
         self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
         # Each rank takes its own data from its inputs, so the other of two ranks may overwrite the copy.
         if len(members) == 2 and entry.most_bytes >= LEAST_BYTES:
@@ -102,16 +100,6 @@ class Plan:
             # Of a tensor that was scaled as it was sent, the other rank reads its own copy, too.
             if not self._reductions or self._reductions[index].own >= 0:
                 clear(row[1 - self.me])
-
-    def _rows_for_each(self) -> list[list[slice]]:
-        response, me = self._entry.response, self._entry.me
-        if response.kind is Kind.ALLTOALL:
-            starts = [sum(row[:me]) for row in self._entry.splits]
-            return [[slice(at, at + row[me]) for at, row in zip(starts, self._entry.splits, strict=True)]]
-        if response.kind is Kind.REDUCESCATTER:
-            size = len(response.members)
-            return [[slice(*part_of(spec.shape[0], size, me))] * size for spec in response.requests[0].tensors]
-        return []
 
     def _cut(self, rows: list[list[Buffer]]) -> list[list[Buffer]]:
         if not self._taken:

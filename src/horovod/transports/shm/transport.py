@@ -19,7 +19,7 @@ from time import monotonic_ns
 from typing import Any
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
-from horovod.transports.base import Entry, Transport, Watch, Work
+from horovod.transports.base import Entry, Transport, Watch, Work, sum_class
 from horovod.transports.libraries import kernels_named, on_one_thread
 from horovod.transports.local import run_alone
 from horovod.transports.results import LEAST_BYTES
@@ -83,12 +83,7 @@ class ShmTransport(Transport):
         return () if -1 in offsets else offsets
 
     def fuse_class(self, request: Request) -> str:
-        dtypes = {spec.dtype for spec in request.tensors}
-        if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
-            return ""
-        if is_placed(request) or request.device != "cpu":
-            return ""
-        return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
+        return "" if is_placed(request) or request.device != "cpu" else sum_class(request)
 
     def inline(self, kernels: str, request: Request, members: int) -> Sender | None:
         if request.kind not in INLINE or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
