@@ -100,15 +100,6 @@ class StallWatch:
             self._report(told, max(ages[item.key] for item in told), waiting, bool(fatal))
 
     def _report(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting], is_fatal: bool) -> None:
-        text = self._text(told, age_s, waiting)
-        if is_fatal:
-            raise StallError(f"{text}\n{self._limit()}")
-        self._warned |= {item.key for item in told}
-        self._warned_about |= {tuple(item.missing) for item in told}
-        logger.warning(text)
-        self._dump("a stall")
-
-    def _text(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting]) -> str:
         lines = [f"One or more operations were called by a subset of ranks, and wait for the others for {age_s:.1f} s:"]
         for missing, items in _by_missing(told):
             present = sorted({rank for item in items for rank in item.present})
@@ -118,7 +109,10 @@ class StallWatch:
             )
         missing_ranks = sorted({rank for item in told for rank in item.missing})
         present_ranks = sorted({rank for item in told for rank in item.present} - set(missing_ranks))
-        return "\n".join([*lines, *self._reports.tell(missing_ranks, present_ranks, waiting)])
+        self._conclude([*lines, *self._reports.tell(missing_ranks, present_ranks, waiting)], is_fatal)
+        self._warned |= {item.key for item in told}
+        self._warned_about |= {tuple(item.missing) for item in told}
+        self._dump("a stall")
 
     # -- everybody else ------------------------------------------------------------------------------------------
 
@@ -152,18 +146,13 @@ class StallWatch:
             self._coordinator_fine_ns = clock
             self._warned.discard(0)
             return
-        text = "\n".join(
-            [
-                f"{describe_waiting(request)} was submitted {age_s:.1f} s ago on rank {self._rank}, and the "
-                "coordinator, which is rank 0, cannot tell which ranks it waits for:",
-                *self._reports.tell([0], [], []),
-            ]
+        what = (
+            f"{describe_waiting(request)} was submitted {age_s:.1f} s ago on rank {self._rank}, and the "
+            "coordinator, which is rank 0, cannot tell which ranks it waits for:"
         )
-        if fatal:
-            raise StallError(f"{text}\n{self._limit()}")
+        self._conclude([what, *self._reports.tell([0], [], [])], fatal)
         self._warned.add(0)
         self._reports.ask(self._others, Query.DUMP_IF_SET)
-        logger.warning(text)
         self._dump("the coordinator does not answer")
 
     def check_execution(self, rank: int, waited_s: float, request: Request | None, sequence: int) -> None:
@@ -186,22 +175,19 @@ class StallWatch:
             return
         self._asked_in = (sequence, True)
         what = describe_waiting(request) if request is not None else "a collective"
-        text = "\n".join(
-            [
-                f"rank {self._rank} has waited for {waited_s:.1f} s in the middle of {what} for rank {rank}.",
-                *self._reports.tell([rank], [], []),
-            ]
-        )
-        if fatal:
-            raise StallError(f"{text}\n{self._limit()}")
-        logger.warning(text)
+        first = f"rank {self._rank} has waited for {waited_s:.1f} s in the middle of {what} for rank {rank}."
+        self._conclude([first, *self._reports.tell([rank], [], [])], fatal)
         self._dump("a stall in the middle of an operation")
 
-    def _limit(self) -> str:
-        return (
-            f"(limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})\n"
-            "Call the operation on all ranks, not inside `if hvd.rank() == 0:`; or raise the limit for slow ranks"
-        )
+    def _conclude(self, lines: Sequence[str], is_fatal: bool) -> None:
+        """Warn, or raise."""
+        text = "\n".join(lines)
+        if is_fatal:
+            raise StallError(
+                f"{text}\n(limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})\n"
+                "Call the operation on all ranks, not inside `if hvd.rank() == 0:`; or raise the limit for slow ranks"
+            )
+        logger.warning(text)
 
 
 def _by_missing(items: Sequence[Waiting]) -> list[tuple[tuple[int, ...], list[Waiting]]]:
