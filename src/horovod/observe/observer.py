@@ -55,7 +55,7 @@ class JobObserver(Observer):
         generation, board, peers = link.generation, link.board, link.peers
         self._subject, self._sets = subject, generation.sets
         self._others = [other for other in range(generation.size) if other != link.rank]
-        self._recorder = Recorder(subject, config.flight_recorder_dir, self._job, self._describe)
+        self._recorder = Recorder(subject, config.flight_recorder_dir, self._job, self._describe, self._members)
         self._trigger = Trigger(self._dump_everywhere)
         self.tracer = Tracer(subject, self._members)
         if board is not None and peers is not None:

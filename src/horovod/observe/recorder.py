@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,8 +29,11 @@ DEFAULT_FOLDER = "horovod-flight-recorder"
 class Recorder:
     """See the module. With an empty folder only requested dumps are written."""
 
-    def __init__(self, subject: Engine, folder: str, job: str, describe: Callable[[], RankStatus]) -> None:
-        self._subject, self._sets = subject, subject.link.generation.sets
+    def __init__(
+        self, subject: Engine, folder: str, job: str, describe: Callable[[], RankStatus],
+        members: Callable[[int], tuple[int, ...]],
+    ) -> None:  # fmt: skip
+        self._subject, self._members = subject, members
         self._folder, self._job, self._describe = folder, job, describe
 
     def after_failure(self, reason: str, failure: str = "") -> None:
@@ -74,13 +77,12 @@ class Recorder:
             stack=status.stack,
             threads=stacks.all_threads(),
             pending=[dumps.PendingOperation(item.request, item.present, item.missing) for item in pending],
-            operations=[dumps.Operation(record[REQUEST], self._members(record), *record[1:]) for record in records],
+            operations=[
+                dumps.Operation(record[REQUEST], self._members(record[REQUEST].process_set), *record[1:])
+                for record in records
+            ],
             generation=generation.number,
         )
-
-    def _members(self, record: Sequence[Any]) -> tuple[int, ...]:
-        key = record[REQUEST].process_set
-        return self._sets.members(key) if key in self._sets else ()
 
 
 class Trigger:
