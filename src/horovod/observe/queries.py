@@ -64,7 +64,7 @@ class Queries:
     """
 
     def __init__(self, board: Board, describe: Callable[[], RankStatus], fulfil: Callable[[int, int], None]) -> None:
-        self._board = board
+        self.board = board
         self._describe = describe
         self._fulfil = fulfil
         self._asked: dict[int, _Asked] = {}
@@ -75,11 +75,11 @@ class Queries:
         if not self._lock.acquire(False):
             return
         try:
-            question = self._board.question()
+            question = self.board.question()
             if question is None:
                 return
             number, wanted, asker = question
-            self._board.give_answer(number, _encode(self._describe()) if wanted & Query.STATUS else b"")
+            self.board.give_answer(number, _encode(self._describe()) if wanted & Query.STATUS else b"")
             if wanted & ~Query.STATUS:
                 self._fulfil(wanted, asker)
         finally:
@@ -88,21 +88,17 @@ class Queries:
     def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
         """Ask other ranks."""
         for rank in ranks:
-            if rank != self._board.rank:
-                self._asked[rank] = _Asked(self._board.ask(rank, wanted), now())
-
-    def asked_by(self, rank: int) -> int:
-        """Return the rank that waits for an answer of ``rank``, or -1."""
-        return self._board.asked_by(rank)
+            if rank != self.board.rank:
+                self._asked[rank] = _Asked(self.board.ask(rank, wanted), now())
 
     def answers(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         """Return the answers of those of ``ranks`` that have answered."""
         found = {}
         for rank in ranks:
-            if rank == self._board.rank:
+            if rank == self.board.rank:
                 found[rank] = self._describe()
             elif rank in self._asked:
-                text = self._board.answer(rank, self._asked[rank].number)
+                text = self.board.answer(rank, self._asked[rank].number)
                 if text is not None:
                     try:
                         found[rank] = _decode(text)

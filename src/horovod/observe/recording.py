@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from horovod.core.requests import Request
 from horovod.engine.board import Board, TimelineSession
@@ -102,15 +103,10 @@ class Recording:
         if not ring or ring[-1] is last:
             return []
         # Most looks find a few records; a copy of the ring would fetch thousands into the cache of a computing thread.
-        fresh: list[Times] = []
         try:
-            for record in reversed(ring):
-                if record is last:
-                    break
-                fresh.append(record)
-            fresh.reverse()
+            fresh = _after(last, reversed(ring))
         except RuntimeError:  # another thread submits at this moment
-            fresh = _after(last, list(ring))
+            fresh = _after(last, reversed(list(ring)))
         self._last = fresh[-1]
         if len(fresh) == CAPACITY and fresh[0][SUBMITTED] > self.session.since_ns:
             self._events.lost(fresh[0][SUBMITTED])
@@ -131,12 +127,9 @@ class Recording:
         return latest, last
 
 
-def _after(last: Times | None, records: list[Times]) -> list[Times]:
-    """Return the records after ``last``; all, if it is not there."""
-    for index in range(len(records) - 1, -1, -1):
-        if records[index] is last:
-            return records[index + 1 :]
-    return records
+def _after(last: Times | None, records: Iterator[Times]) -> list[Times]:
+    """Return the records after ``last``, of which the latest one comes first; all, if it is not there."""
+    return [*itertools.takewhile(lambda record: record is not last, records)][::-1]
 
 
 def _key(record: Times) -> int:

@@ -43,7 +43,7 @@ class StatusReports:
 
     def asker_of(self, rank: int) -> int:
         """Return the rank that waits for an answer of ``rank``, or -1."""
-        return self._queries.asked_by(rank)
+        return self._queries.board.asked_by(rank)
 
     def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         """Return the answers of those of ``ranks`` that have answered."""
