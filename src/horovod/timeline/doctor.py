@@ -31,14 +31,6 @@ class Open(NamedTuple):
     age_s: float  # seconds since its first submission
 
 
-class UnderWay(NamedTuple):
-    """An operation that some ranks had begun and not ended."""
-
-    operation: Operation  # record of one of these ranks
-    inside: Sequence[int]  # the ranks that were in the middle of it
-    behind: Sequence[int]  # the members that had submitted it, but not begun it
-
-
 def examine(folder: Path) -> tuple[list[str], bool]:
     """Read a folder and explain its dumps: return the report in lines, and whether there was any dump."""
     dumps, notes = read_folder(folder)
@@ -121,16 +113,24 @@ def _absent(dumps: Sequence[Dump]) -> list[str]:
 
 
 def _under_way(by_rank: dict[int, Dump]) -> list[str]:
+    """Name the operations that some ranks had begun and not ended, in the order of the log, and the ranks behind."""
+    found: dict[int, dict[int, Operation]] = {}
+    for rank, dump in by_rank.items():
+        for op in dump.operations:
+            if op.is_in_flight:
+                found.setdefault(op.sequence, {})[rank] = op
     lines = []
-    for item in under_way(by_rank):
-        sequence = item.operation.sequence
-        lines.append(
-            f"* {_what(item.operation.request)} was under way (log entry {sequence}) on {list_ranks(item.inside)}."
-        )
-        for rank in item.behind:
-            late = sequence - by_rank[rank].position
-            lines.append(f"{_INDENT}Rank {rank} had not come to it, it was {late} log entries behind; its main thread:")
-            lines += _stack(by_rank[rank])
+    for sequence, inside in sorted(found.items()):
+        if not (begun := [op for op in inside.values() if op.started_ns]):
+            continue
+        op = begun[0]
+        lines.append(f"* {_what(op.request)} was under way (log entry {sequence}) on {list_ranks(inside)}.")
+        for rank in op.members:
+            if rank in by_rank and (late := sequence - by_rank[rank].position) > 0:
+                lines.append(
+                    f"{_INDENT}Rank {rank} had not come to it, it was {late} log entries behind; its main thread:"
+                )
+                lines += _stack(by_rank[rank])
     return lines
 
 
@@ -196,22 +196,6 @@ def _doing(dump: Dump) -> str:
 
 def _stack(dump: Dump) -> list[str]:
     return [f"{_INDENT}  {line}" for line in dump.stack]
-
-
-def under_way(dumps: Dumps) -> list[UnderWay]:
-    """Return the operations in execution, in the order of the log."""
-    found = {}
-    for dump in dumps.values():
-        for op in dump.operations:
-            if op.is_in_flight and op.started_ns and op.sequence not in found:
-                inside = [rank for rank, other in dumps.items() if _is_inside(other, op.sequence)]
-                behind = [rank for rank in op.members if rank in dumps and dumps[rank].position < op.sequence]
-                found[op.sequence] = UnderWay(op, inside, behind)
-    return [found[sequence] for sequence in sorted(found)]
-
-
-def _is_inside(dump: Dump, sequence: int) -> bool:
-    return any(op.sequence == sequence and op.is_in_flight for op in dump.operations)
 
 
 def open_operations(dumps: Dumps) -> list[Open]:
