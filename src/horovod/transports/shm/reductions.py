@@ -6,13 +6,15 @@ bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from horovod.core.collectives import result_shapes
 from horovod.core.requests import ITEMSIZE
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, Reducer
+from horovod.transports.kernels import Buffer, Kernels, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import LINE
 from horovod.transports.shm.arena import BLOCK_BYTES
@@ -41,17 +43,19 @@ def allreduce_arena(staging: Staging, sequence: int, entry: Entry, work: Work) -
     Return whether the others' slices may still be missing. There is no need to wait for them here: this rank can
     do its part of the next entries meanwhile.
     """
-    blocks = entry.cache.get("arena", lambda: _arena_blocks(staging, entry, work.kernels))
-    copy, members, base = kernels_named(work.kernels).copy, entry.response.members, sequence << PHASE_BITS
-    from_device = entry.response.requests[0].device != "cpu"
-    if from_device:
+    members, base = entry.response.members, sequence << PHASE_BITS
+
+    def make() -> list[_Block]:
+        made = _blocks(staging, entry, work.kernels, _placements(entry))
+        staging.budget.charge(entry.cache, len(made) * len(members))
+        return made
+
+    blocks = entry.cache.get("arena", make)
+    if entry.response.requests[0].device != "cpu":
         # The request was submitted before its data had come from the device.
         staging.flags.post(base | 1, members)
         staging.flags.wait(members, base | 1)
-    for reduce, target, sources, copies in blocks:
-        reduce(target, sources)
-        for other in copies:
-            copy(other, target)
+    _reduce(blocks, kernels_named(work.kernels))
     return True
 
 
@@ -70,18 +74,20 @@ def allreduce_fresh(staging: Staging, sequence: int, entry: Entry, work: Work) -
     staging.flags.wait(members, base | 2)
     if places is None:
         return False
-    for reduce, target, sources, copies in _blocks(staging, entry, work.kernels, places):
-        reduce(target, sources)
-        for other in copies:
-            library.copy(other, target)
+    _reduce(_blocks(staging, entry, work.kernels, places), library)
     return True
 
 
-def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
-    response = entry.response
-    blocks = _blocks(staging, entry, kernels, [response.request_of(i).placement for i in range(len(response.members))])
-    staging.budget.charge(entry.cache, len(blocks) * len(response.members))
-    return blocks
+def _reduce(blocks: Sequence[_Block], library: Kernels) -> None:
+    copy = library.copy
+    for reduce, target, sources, copies in blocks:
+        reduce(target, sources)
+        for other in copies:
+            copy(other, target)
+
+
+def _placements(entry: Entry) -> list[tuple[int, ...]]:
+    return [entry.response.request_of(i).placement for i in range(len(entry.response.members))]
 
 
 def _blocks(staging: Staging, entry: Entry, kernels: str, places: Sequence[tuple[int, ...]]) -> list[_Block]:
@@ -94,8 +100,8 @@ def _blocks(staging: Staging, entry: Entry, kernels: str, places: Sequence[tuple
         reduce = library.reducer(spec.dtype, first.op, first.prescale, first.postscale, response.divisor)
         itemsize = ITEMSIZE[spec.dtype]
         wholes = [
-            staging.arenas[rank].view_once(kernels, places[i][index], spec.dtype, (spec.count,))
-            for i, rank in enumerate(members)
+            staging.arenas[rank].view_once(kernels, of_rank[index], spec.dtype, (spec.count,))
+            for rank, of_rank in zip(members, places, strict=True)
         ]
         lines = -(-spec.count * itemsize // LINE)
         start, stop = (line * LINE // itemsize for line in part_of(lines, len(members), entry.me))
@@ -138,10 +144,10 @@ def _own_rows(staging: Staging, entry: Entry, kernels: str) -> list[_Rows]:
     for index, spec in enumerate(request.tensors):
         reduce = library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
         start, stop = part_of(spec.shape[0], len(members), entry.me)
-        row = spec.count // spec.shape[0] if spec.shape[0] else 0
+        row = math.prod(spec.shape[1:])
         wholes = [
-            staging.arenas[rank].view_once(kernels, response.request_of(i).placement[index], spec.dtype, (spec.count,))
-            for i, rank in enumerate(members)
+            staging.arenas[rank].view_once(kernels, places[index], spec.dtype, (spec.count,))
+            for rank, places in zip(members, _placements(entry), strict=True)
         ]
         step, count = BLOCK_BYTES // ITEMSIZE[spec.dtype], row * (stop - start)
         blocks = []
@@ -154,54 +160,48 @@ def _own_rows(staging: Staging, entry: Entry, kernels: str) -> list[_Rows]:
 
 
 def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
-    response, library = entry.response, kernels_named(work.kernels)
+    response, library, me = entry.response, kernels_named(work.kernels), entry.me
     request, members = response.requests[0], response.members
     parts = len(members)
     part_bytes = CHUNK_BYTES // parts // LINE * LINE
+    steps = [part_bytes // ITEMSIZE[spec.dtype] for spec in request.tensors]
+    inputs = [source.reshape(-1) for source in work.inputs]
+    outputs = [work.allocate(index, shape).reshape(-1) for index, shape in enumerate(result_shapes(response, me))]
     rounds: list[tuple[int, int]] = []
-    inputs, outputs, bounds, reducers = [], [], [], []
+    bounds, reducers = [], []
     for index, spec in enumerate(request.tensors):
-        row = spec.count // spec.shape[0] if spec.shape[0] else 0
+        row = math.prod(spec.shape[1:])
         bounds.append([tuple(row * r for r in part_of(spec.shape[0], parts, i)) for i in range(parts)])
-        low, high = part_of(spec.shape[0], parts, entry.me)
-        inputs.append(work.inputs[index].reshape(-1))
-        outputs.append(work.allocate(index, (high - low, *spec.shape[1:])).reshape(-1))
         reducers.append(library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor))
-        step = part_bytes // ITEMSIZE[spec.dtype]
         longest = max(stop - start for start, stop in bounds[index])
-        rounds += [(index, start) for start in range(0, longest, step)]
+        rounds += [(index, start) for start in range(0, longest, steps[index])]
 
-    def padded(index: int, start: int, owner: int) -> tuple[int, int]:
+    def part(index: int, start: int, owner: int) -> tuple[int, int]:
         low, high = bounds[index][owner]
-        step = part_bytes // ITEMSIZE[request.tensors[index].dtype]
-        return min(low + start, high), min(low + start + step, high)
+        return min(low + start, high), min(low + start + steps[index], high)
+
+    def view(rank: int, at: int, index: int, count: int) -> Buffer:
+        return staging.arenas[rank].view(work.kernels, at, request.tensors[index].dtype, (count,))
 
     def fill(round_: int, offset: int) -> None:
         index, start = rounds[round_]
         for owner in range(parts):
-            low, high = padded(index, start, owner)
-            if owner != entry.me and low < high:
-                slot = staging.arena.view(
-                    work.kernels, offset + owner * part_bytes, request.tensors[index].dtype, (high - low,)
-                )
+            low, high = part(index, start, owner)
+            if owner != me and low < high:
+                slot = view(staging.rank, offset + owner * part_bytes, index, high - low)
                 library.copy(slot, inputs[index][low:high])
 
     def drain(round_: int, offset: int) -> None:
         index, start = rounds[round_]
-        low, high = padded(index, start, entry.me)
+        low, high = part(index, start, me)
         if low >= high:
             return
-        at = offset + entry.me * part_bytes
-        sources: list[Any] = [
-            inputs[index][low:high]
-            if i == entry.me
-            else staging.arenas[rank].view(work.kernels, at, request.tensors[index].dtype, (high - low,))
-            for i, rank in enumerate(members)
-        ]
-        base = bounds[index][entry.me][0]
+        own = inputs[index][low:high]
+        at, base = offset + me * part_bytes, bounds[index][me][0]
+        sources = [own if i == me else view(rank, at, index, high - low) for i, rank in enumerate(members)]
         reducers[index](outputs[index][low - base : high - base], sources)
         for i, rank in enumerate(members):
-            if i != entry.me:
+            if i != me:
                 staging.clearing.clear(rank, sources[i], library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain, filled=part_bytes * (parts - 1))
