@@ -200,44 +200,35 @@ class TorchGroups:
         if any(group.under_way for group in self._groups.values()):
             # Abort does not end them. The end of their connections does, also at the other end.
             self._filter.end_connections()
-        _End(list(self._groups.values()), self._makers).begin()
+        _free(list(self._groups.values()), self._makers)
         self._groups.clear()
         self._listener = None
 
 
-class _End(threading.Thread):
-    """Frees groups when no operation is pending any more: freeing one earlier would wait for its timeout.
+def _free(groups: Sequence[_TorchGroup], makers: Sequence[threading.Thread]) -> None:
+    """Free groups when no operation is pending any more: now if that takes only a moment, else in a thread.
 
-    The ``makers`` are threads that make groups: each waits for the store, which is closed, or for a connection, with a
-    limit.
+    Freeing a group earlier would wait for its timeout. The ``makers`` are threads that make groups: each waits for the
+    store, which is closed, or for a connection, with a limit.
     """
 
-    def __init__(self, groups: list[_TorchGroup], makers: list[threading.Thread]) -> None:
-        super().__init__(name="horovod-gloo-end", daemon=True)
-        self._groups, self._makers = groups, makers
+    def is_over() -> bool:
+        under_way = [work for group in groups for work in group.under_way]
+        return all(work.is_completed() for work in under_way) and not any(maker.is_alive() for maker in makers)
 
-    def begin(self) -> None:
-        """Free the groups now if that takes only a moment, else in a thread."""
-        deadline = time.monotonic() + _END_S
-        while not self._is_over() and time.monotonic() < deadline:
-            time.sleep(_END_S / 100)
-        if self._is_over():
-            self._free()
-        else:
-            self.start()
-
-    def run(self) -> None:
-        while not self._is_over():
+    def free() -> None:
+        while not is_over():
             time.sleep(_END_S)
-        self._free()
-
-    def _is_over(self) -> bool:
-        under_way = [work for group in self._groups for work in group.under_way]
-        return all(work.is_completed() for work in under_way) and not any(maker.is_alive() for maker in self._makers)
-
-    def _free(self) -> None:
-        for group in self._groups:
+        for group in groups:
             group.free()
+
+    deadline = time.monotonic() + _END_S
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(_END_S / 100)
+    if is_over():
+        free()
+    else:
+        threading.Thread(target=free, name="horovod-gloo-end", daemon=True).start()
 
 
 def listen(interface: str = "", address: str = "") -> tuple[Any, SocketFilter]:
