@@ -166,11 +166,8 @@ class _Pipeline:
         return self._places.view(self._team.stage.me, k, low + start, stream.kernels, stream.dtype, count)
 
     def _home_bytes(self, k: int, start: int, stop: int) -> Bytes:
-        result, low = self._result(k), self._rounds[k].low
-        if result is not None:
-            memory: Bytes = self._library.raw(result)
-            return memory[start:stop]
-        return self._places.raw(self._team.stage.me, k, low + start, low + stop)
+        memory: Bytes = self._library.raw(self._home(k, start, (stop - start) // self._stream.itemsize))
+        return memory
 
     def fill(self, k: int) -> None:
         stream, stage, (start, stop, low, high, _) = self._stream, self._team.stage, self._rounds[k]

@@ -136,11 +136,6 @@ class InPlace:
         """Return an array in a member's tensor."""
         return self._memories[member].view(kernels, self._starts[round_] + low, dtype, count)
 
-    def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
-        """Return bytes of a member's tensor."""
-        start = self._starts[round_]
-        return self._memories[member].raw(start + low, start + high)
-
 
 def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Sequence[Memory]:
     """Return where the tensor of an allreduce lies, by member on this host; empty unless all have it in the arena.
