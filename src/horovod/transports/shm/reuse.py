@@ -36,27 +36,24 @@ class Budget:
         self._most = most
         self._count = 0
         self._keepers: weakref.WeakSet[CacheHolder] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def charge(self, keeper: CacheHolder, count: int) -> None:
         """Note that ``keeper`` is going to keep ``count`` more views."""
         with self._lock:
             self._count += count
             if self._count > self._most:
-                self._forget()
+                self.forget()
                 self._count = count
             self._keepers.add(keeper)
 
     def forget(self) -> None:
         """Let all keepers drop their views."""
         with self._lock:
-            self._forget()
-
-    def _forget(self) -> None:
-        for keeper in list(self._keepers):
-            keeper.forget()
-        self._keepers.clear()
-        self._count = 0
+            for keeper in list(self._keepers):
+                keeper.forget()
+            self._keepers.clear()
+            self._count = 0
 
 
 class Recurring:
