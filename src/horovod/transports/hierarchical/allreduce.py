@@ -55,7 +55,7 @@ class _Round(NamedTuple):
 def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory]) -> None:
     """Reduce a stream over all members; ``tensors`` are the places of its only tensor on each rank here, or none."""
     if team.is_pair_of_ranks and stream.steps.scale:
-        is_large = stream.least_nbytes() > (_ADDED_BYTES if len(stream.inputs) == 1 else _EACH_ADDED_BYTES)
+        is_large = min(stream.nbytes) > (_ADDED_BYTES if len(stream.inputs) == 1 else _EACH_ADDED_BYTES)
         if is_large and isinstance(group := team.owners(), AddingGroup):
             _add(group, stream)
             return
@@ -135,10 +135,6 @@ class _Pipeline:
         self._library = kernels_named(stream.kernels)
         self._results: dict[int, Buffer | None] = {}
 
-    def _own(self, k: int) -> Buffer | None:
-        """Return this rank's data for the slice that it reduces itself, if that can be read where it lies."""
-        return self._slice_of(self._stream.inputs, k)
-
     def _result(self, k: int) -> Buffer | None:
         """Return the memory of this rank's result for the slice, if the slice is made there."""
         if self._places.are_tensors or len(self._team.local) > 1:
@@ -148,6 +144,7 @@ class _Pipeline:
         return self._results[k]
 
     def _slice_of(self, tensors: Sequence[Buffer], k: int) -> Buffer | None:
+        """Return the slice that this rank reduces, if it lies in one of its tensors as one stretch."""
         stream, (start, _, low, high, _) = self._stream, self._rounds[k]
         if self._team.me >= self.slots or stream.is_converted:
             return None
@@ -171,7 +168,8 @@ class _Pipeline:
 
     def fill(self, k: int) -> None:
         stream, stage, (start, stop, low, high, _) = self._stream, self._team.stage, self._rounds[k]
-        wanted = [(0, stop - start)] if self._own(k) is None else [(0, low), (high, stop - start)]
+        own = self._slice_of(stream.inputs, k)
+        wanted = [(0, stop - start)] if own is None else [(0, low), (high, stop - start)]
         if len(self._team.local) == 1 and len(wanted) == 2:
             return
         for first, last in wanted:
@@ -199,7 +197,7 @@ class _Pipeline:
         sources = [places.view(i, k, low, kernels, stream.dtype, count) for i in range(len(team.local))]
         result = self._result(k)
         partial = target = sources[me] if result is None else result
-        if not places.are_tensors and (own := self._own(k)) is not None:
+        if not places.are_tensors and (own := self._slice_of(stream.inputs, k)) is not None:
             sources[me] = own
         if len(sources) == 1 and stream.steps.is_plain:
             partial = sources[0]

@@ -47,9 +47,8 @@ class Steps(NamedTuple):
     inside: Reducer  # reduces the data of a host's ranks
     between: Reducer  # reduces the results of the hosts
     is_plain: bool  # whether `inside` changes nothing on a host with one rank
-    scale: float = (
-        0.0  # factor for the data of ranks that are alone on their hosts which leaves a plain sum; 0 for none
-    )
+    # factor for the data of ranks that are alone on their hosts which leaves a plain sum; 0 for none
+    scale: float = 0.0
 
 
 def steps_of(
@@ -133,7 +132,7 @@ class Stream:
         self.inputs: list[Buffer] = []
         self.outputs: list[Buffer] = []
         self.libraries: list[Kernels] = []
-        self._nbytes: list[int] = []
+        self.nbytes: list[int] = []  # of each tensor
 
     def add(self, library: Kernels, source: Buffer, target: Buffer, count: int) -> None:
         """Append a tensor of ``count`` elements; copies convert it if it has another type."""
@@ -141,16 +140,12 @@ class Stream:
         self.inputs.append(source)
         self.outputs.append(target)
         self.libraries.append(library)
-        self._nbytes.append(nbytes)
+        self.nbytes.append(nbytes)
         self.total = aligned(self.total) + nbytes
-
-    def least_nbytes(self) -> int:
-        """Return the size of the smallest tensor."""
-        return min(self._nbytes)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces of the tensors in bytes ``start`` to ``stop``."""
-        return pieces_of(self._nbytes, [self.itemsize] * len(self._nbytes), start, stop)
+        return pieces_of(self.nbytes, [self.itemsize] * len(self.nbytes), start, stop)
 
 
 def streams_of(batch: Sequence[tuple[Entry, Work]], hosts: Sequence[Sequence[int]], here: int) -> list[Stream]:

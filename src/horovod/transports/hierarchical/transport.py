@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from horovod.core.requests import Kind, ReduceOp, Request, Response
+from horovod.core.requests import Kind, ReduceOp, Request
 from horovod.errors import InitError
 from horovod.transports.base import Entry, Transport, Work, sum_class
 from horovod.transports.groups import Groups
@@ -142,13 +142,12 @@ class HierarchicalTransport(Transport):
         assert self._shm is not None
         for entry, _ in batch:
             if entry.cache is None:
-                entry.cache = Entry(self._as_local(entry.response), self._indices[self._topology.rank])
+                response, indices = entry.response, self._indices
+                requests = tuple([replace(request, root=indices.get(request.root, 0)) for request in response.requests])
+                members = tuple([indices[rank] for rank in response.members])
+                local = replace(response, members=members, requests=requests)
+                entry.cache = Entry(local, indices[self._topology.rank])
         return self._shm.run(sequence, [(entry.cache, work) for entry, work in batch], ())
-
-    def _as_local(self, response: Response) -> Response:
-        indices = self._indices
-        requests = tuple([replace(request, root=indices.get(request.root, 0)) for request in response.requests])
-        return replace(response, members=tuple([indices[rank] for rank in response.members]), requests=requests)
 
     def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
         response = batch[0][0].response
