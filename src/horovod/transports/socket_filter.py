@@ -45,11 +45,17 @@ class SocketFilter:
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
         """Accept connections while the block runs."""
-        self._change(1)
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._set(_SO_DETACH_FILTER)
         try:
             yield
         finally:
-            self._change(-1)
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._set(_SO_ATTACH_FILTER)
 
     def end_connections(self) -> None:
         """End the accepted connections, for both ends, also while a thread waits for their data."""
@@ -64,12 +70,6 @@ class SocketFilter:
                 with contextlib.suppress(OSError):
                     if sock.family == family and sock.getsockname()[1] == port and not _listens(sock):
                         sock.shutdown(socket.SHUT_RDWR)
-
-    def _change(self, more: int) -> None:
-        with self._lock:
-            before, self._users = self._users, self._users + more
-            if not before or not self._users:
-                self._set(_SO_DETACH_FILTER if more > 0 else _SO_ATTACH_FILTER)
 
     def _set(self, order: int) -> None:
         # The descriptor's number may belong to another file by now.
