@@ -102,7 +102,6 @@ class NumpyKernels(Kernels):
         dst[...] = src
 
     def clear(self, dst: Array) -> None:
-        """Fill ``dst`` with zeros."""
         dst.fill(0)
 
     def copier(self, dtype: str, factor: float) -> Copier:

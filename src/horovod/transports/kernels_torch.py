@@ -88,9 +88,7 @@ class TorchKernels(Kernels):
             # The view may be written to later, outside inference mode; torch forbids that for tensors made inside it.
             with torch.inference_mode(False):
                 return self.view(memory, offset, dtype, shape)
-        count = 1
-        for dim in shape:
-            count *= dim
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count, offset=offset).view(shape)
@@ -106,7 +104,6 @@ class TorchKernels(Kernels):
         dst.copy_(src)
 
     def clear(self, dst: torch.Tensor) -> None:
-        """Fill ``dst`` with zeros."""
         dst.zero_()
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
@@ -137,7 +134,7 @@ class TorchKernels(Kernels):
                 # Float32 has room for the sum, so one factor at the end replaces both, and rounds less.
                 return _half_sum(kind, prescale * factor, divide)
             if divide == 1:
-                return _prescaled(_float_sum(kind, factor), prescale)
+                return _prescaled(followed_by(_plain(torch.add), factor, _constant(factor, kind)), prescale)
             if kind not in _WIDER:
                 return _through_numpy(NumpyKernels().reducer(dtype, op, prescale, postscale, divisor))
             # The average is rounded once, so that equal tensors average to themselves; then it is scaled.
@@ -182,10 +179,6 @@ def _constant(value: float, kind: torch.dtype) -> Any:
 
 def _plain(pair: Any) -> Reducer:
     return pair_by_pair(pair, torch.Tensor.copy_)
-
-
-def _float_sum(kind: torch.dtype, factor: float) -> Reducer:
-    return followed_by(_plain(torch.add), factor, _constant(factor, kind))
 
 
 def _new(pair: Any, factor: float, times: Any) -> Maker:
@@ -237,7 +230,7 @@ def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
     if factor == 1.0 and divide == 1:
         pair = _plain(torch.add)
     elif power_of_two and kind is torch.bfloat16:
-        pair = _float_sum(kind, factor)
+        pair = followed_by(_plain(torch.add), factor, _constant(factor, kind))
     elif factor == 0.5 and divide == 1:
         pair = _half_pair_mean()
     else:

@@ -18,6 +18,7 @@ from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request, Response
 from horovod.errors import RequestError
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Transport, Work, sum_class
+from horovod.transports.kernels import divisor_and_factor
 from horovod.transports.kernels_torch import as_bytes
 
 if TYPE_CHECKING:
@@ -246,8 +247,7 @@ def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:
 def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
     """Multiply and divide; integers are rounded towards zero, as everywhere."""
     if tensor.is_floating_point() or tensor.is_complex():
-        if divisor & (divisor - 1) == 0:
-            factor, divisor = factor / divisor, 1
+        divisor, factor = divisor_and_factor(factor, divisor)
         if divisor != 1:
             # Divide by a tensor: for a number, a GPU would multiply by the rounded reciprocal.
             tensor.div_(torch.full((), divisor, dtype=tensor.dtype, device=tensor.device))

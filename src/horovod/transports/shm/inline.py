@@ -147,7 +147,8 @@ class Plan:
 
     def _gather(self, work: Work, offsets: tuple[int, ...]) -> None:
         me = self._entry.me
-        for index, srcs in enumerate(_own(self._rows.get(offsets) or self._find(offsets))):
+        for index, kept in enumerate(self._rows.get(offsets) or self._find(offsets)):
+            srcs = kept.copy()  # the kept list must not get this rank's own tensor
             srcs[me] = self._input(work, index)
             rows = [src.shape[0] for src in srcs]
             out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
@@ -158,7 +159,8 @@ class Plan:
                 start += count
 
     def _scatter(self, work: Work, offsets: tuple[int, ...]) -> None:
-        for index, srcs in enumerate(_own(self._rows.get(offsets) or self._find(offsets))):
+        for index, kept in enumerate(self._rows.get(offsets) or self._find(offsets)):
+            srcs = kept.copy()
             reduce, own, _ = self._reductions[index]
             if own >= 0:
                 srcs[own] = self._input(work, index)
@@ -185,11 +187,6 @@ class Plan:
                 row[i][offsets[i]] = view
                 views[-1].append(view)
         return views
-
-
-def _own(views: list[list[Buffer]]) -> list[list[Buffer]]:
-    """Return copies, because this rank's own tensor must not be added to the kept lists."""
-    return [row.copy() for row in views]
 
 
 ROUTINES: dict[Kind, Callable[[Plan, Work, tuple[int, ...]], None]] = {
