@@ -78,12 +78,12 @@ class DeadlockWatch:
         age_s: float,
     ) -> list[str]:
         name = self._reports.name
-        parties = []
-        ends = {rank: _of_main_thread(statuses[rank], waits[rank]) for rank in stuck}
-        for rank, item in ends.items():
+        parties, ends = [], {}
+        for rank in stuck:
             answer = statuses[rank]
             assert answer.blocked is not None
             request, times = answer.blocked.request, answer.blocked.times
+            item = ends[rank] = next(item for item in waits[rank] if _same(item.request, request))
             parties.append(Stuck(rank, name(rank), request, item.missing, times, answer.operations))
         round_ = circle(ends)
         lines = describe(parties, round_, age_s)
@@ -128,12 +128,6 @@ def _waits(rank: int, answer: RankStatus, waiting: Sequence[Waiting]) -> list[Wa
             return []
         found += same
     return found
-
-
-def _of_main_thread(answer: RankStatus, waits: Sequence[Waiting]) -> Waiting:
-    assert answer.blocked is not None
-    request = answer.blocked.request
-    return next(item for item in waits if _same(item.request, request))
 
 
 def _same(one: Request, other: Request) -> bool:

@@ -101,7 +101,8 @@ class StallWatch:
 
     def _report(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting], is_fatal: bool) -> None:
         lines = [f"One or more operations were called by a subset of ranks, and wait for the others for {age_s:.1f} s:"]
-        for missing, items in _by_missing(told):
+        for missing, group in itertools.groupby(sorted(told, key=_missing), _missing):
+            items = list(group)
             present = sorted({rank for item in items for rank in item.present})
             lines.append(
                 f"{names([item.request for item in items])}: submitted by {list_ranks(present)}, "
@@ -190,7 +191,5 @@ class StallWatch:
         logger.warning(text)
 
 
-def _by_missing(items: Sequence[Waiting]) -> list[tuple[tuple[int, ...], list[Waiting]]]:
-    """Group operations that wait for the same ranks."""
-    ordered = sorted(items, key=lambda item: tuple(item.missing))
-    return [(key, list(group)) for key, group in itertools.groupby(ordered, key=lambda item: tuple(item.missing))]
+def _missing(item: Waiting) -> tuple[int, ...]:
+    return tuple(item.missing)
