@@ -165,7 +165,7 @@ class Events:
 
     def _instant(self, name: str, at: int, scope: str) -> None:
         self._new.append(
-            f'{{"name":"{name}","ph":"i","ts":{self._us(at)},"pid":{self._process},'
+            f'{{"name":"{name}","ph":"i","ts":{(at - self._origin) / 1000:.3f},"pid":{self._process},'
             f'"tid":{self._first_row + ENGINE_ROW},"s":"{scope}"}}'
         )
 
@@ -217,6 +217,3 @@ class Events:
 
     def _meta(self, what: str, row: int, args: str) -> None:
         self._new.append(f'{{"name":"{what}","ph":"M","pid":{self._process},"tid":{row},"args":{{{args}}}}}')
-
-    def _us(self, ns: int) -> str:
-        return f"{(ns - self._origin) / 1000:.3f}"

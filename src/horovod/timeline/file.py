@@ -62,7 +62,9 @@ class TraceFile:
             if used == 0 or used + 2 + len(event) > _PAGE:
                 self._write(pending)
                 pending = bytearray()
-                self._turn_page()
+                # Leave the rest of the page blank.
+                self._position = -(-self._position // _PAGE) * _PAGE
+                self._make_room(self._length)
             pending += b",\n"
             pending += event
         self._write(pending)
@@ -85,11 +87,6 @@ class TraceFile:
         if data:
             os.pwrite(self._fd, data, self._position)
             self._position += len(data)
-
-    def _turn_page(self) -> None:
-        """Leave the rest of the page blank; make sure that there is another page."""
-        self._position = -(-self._position // _PAGE) * _PAGE
-        self._make_room(self._length)
 
     def _make_room(self, by: int) -> None:
         """Lengthen the file unless there is another page."""

@@ -95,16 +95,15 @@ def _steps(steps: Sequence[StepSummary], most: int) -> Table:
         group = by_number[number]
         busiest = max(group, key=lambda step: step.compute_ms)
         means = [
-            sum(step.compute_ms for step in group) / len(group),
-            sum(step.for_ranks_ms for step in group) / len(group),
-            sum(step.for_data_ms for step in group) / len(group),
+            statistics.fmean(getattr(step, name) for step in group)
+            for name in ("compute_ms", "for_ranks_ms", "for_data_ms")
         ]
         table.add_row(
             str(number),
             f"{group[0].begin_ms:.1f}",
             f"{longest[number]:.2f}",
             *(f"{value:.2f}" for value in means),
-            f"{sum(step.overlap for step in group) / len(group):.0%}",
+            f"{statistics.fmean(step.overlap for step in group):.0%}",
             f"rank {busiest.rank}: {busiest.compute_ms:.2f}",
         )
     return table
