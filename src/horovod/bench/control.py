@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from horovod.bench.cases import Case
 from horovod.bench.stats import mean_of_ranks
 
-__all__ = ["Agreement", "CallContender", "Contender", "Tell", "WrongResultError", "time_calls"]
+__all__ = ["Agreement", "CallContender", "Contender", "Tell", "WrongResultError", "timed"]
 
 T = TypeVar("T")
 Tell = Callable[[int, int, str], None]
@@ -77,18 +77,18 @@ class CallContender(Contender):
 
     def measure(self, calls: int) -> list[float]:
         assert self._call is not None, "prepare() was not called"
-        return time_calls(self._control, self._call, calls)
+        self._control.barrier()
+        return mean_of_ranks(self._control.gather(timed(self._call, calls)))
 
     def release(self) -> None:
         self._call = None
 
 
-def time_calls(control: Agreement, call: Callable[[], Any], calls: int) -> list[float]:
-    """Return the seconds of each of ``calls`` calls, which the ranks begin together, as the mean over the ranks."""
+def timed(call: Callable[[], Any], calls: int) -> list[float]:
+    """Return the seconds of each of ``calls`` calls."""
     clock, times = time.perf_counter, []
-    control.barrier()
     for _ in range(calls):
         start = clock()
         call()
         times.append(clock() - start)
-    return mean_of_ranks(control.gather(times))
+    return times

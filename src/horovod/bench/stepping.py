@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.bench.control import Agreement, Tell, WrongResultError
+from horovod.bench.control import Agreement, Tell, WrongResultError, timed
 from horovod.bench.stats import slowest, summarize
 
 __all__ = ["Arm", "run_train", "time_steps"]
@@ -73,15 +72,7 @@ def run_train(
 
 def time_steps(arm: Arm, steps: int) -> list[float]:
     """Return the seconds of each of some steps."""
-    if arm.times is not None:
-        return arm.times(steps)
-    clock = time.perf_counter
-    spent = []
-    for _ in range(steps):
-        start = clock()
-        arm.step()
-        spent.append(clock() - start)
-    return spent
+    return timed(arm.step, steps) if arm.times is None else arm.times(steps)
 
 
 def _measure(arm: Arm, control: Agreement, steps: int) -> list[float]:
