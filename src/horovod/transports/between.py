@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -68,27 +69,21 @@ def make_transport(
         importlib.import_module("horovod.transports.nccl").check_nccl()
         if topology.rank == 0:
             logger.info("tensors of a GPU move over nccl (HOROVOD_GPU_OPERATIONS)")
-    opened: list[JobStore] = []
-
-    def the_store() -> JobStore:
-        if not opened:
-            opened.append(open_store())
-        return opened[0]
-
     made: list[Groups] = []
-    try:
-        if choice is not None:
-            made.append(_groups(choice.engine, settings, topology, the_store, watch))
-            if choice.device_engine != choice.engine:
-                made.append(_groups(choice.device_engine, settings, topology, the_store, watch))
+    with contextlib.ExitStack() as opened:
+
+        @functools.cache
+        def the_store() -> JobStore:
+            store = open_store()
+            opened.callback(store.close)
+            return store
+
+        for engine in dict.fromkeys((choice.engine, choice.device_engine) if choice is not None else ()):
+            made.append(_groups(engine, settings, topology, the_store, watch))
+            opened.callback(made[-1].close)
         if with_nccl:
             nccl = importlib.import_module("horovod.transports.nccl").NcclGroups(topology.rank, the_store(), watch)
-    except BaseException:
-        for groups in made:
-            groups.close()
-        for store in opened:
-            store.close()
-        raise
+        opened.pop_all()
     transport = shm if choice is None else _over(made, choice.is_hierarchical, topology, shm, mailbox)
     if not with_nccl:
         return transport
