@@ -163,7 +163,7 @@ def _one(item: Open) -> list[str]:
     if item.confused:
         lines.append(f"{_INDENT}Operations without a name match in the order of the calls, and the orders differ:")
         lines += [
-            f"{_INDENT}  rank {rank}: {_what(op.request)} of {_shapes(op)}"
+            f"{_INDENT}  rank {rank}: {_what(op.request)} of {[list(tensor.shape) for tensor in op.request.tensors]}"
             for rank, op in sorted(item.confused.items())
         ]
         lines.append(f"{_INDENT}Give them names, or call them in one order on all ranks.")
@@ -177,10 +177,6 @@ def _what(request: Request) -> str:
 def _call(request: Request) -> str:
     name = repr(request.name.split(".", 1)[-1]) if request.name else "(unnamed)"
     return f"{request.kind.name.lower()} {name}"
-
-
-def _shapes(op: Operation) -> list[list[int]]:
-    return [list(tensor.shape) for tensor in op.request.tensors]
 
 
 def _doing(dump: Dump) -> str:
