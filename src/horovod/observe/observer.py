@@ -179,11 +179,7 @@ class JobObserver(Observer):
         path = self._recorder.as_asked("SIGUSR1")
         self._signalled_ns = now()
         if path is not None:
-            os.write(
-                2,
-                f"horovod: the flight recorder wrote {path}; read it with horovodrun --doctor {path.parent}\n".encode(
-                    errors="surrogateescape"
-                ),
-            )
+            text = f"horovod: the flight recorder wrote {path}; read it with horovodrun --doctor {path.parent}\n"
+            os.write(2, text.encode(errors="surrogateescape"))
         if self._queries is not None:
             self._queries.ask(self._others, Query.DUMP)
