@@ -149,15 +149,12 @@ class Events:
             waiting = self._row(_WAITING, waited, ended)
             new.append(shape.wait % ((waited - origin) / 1000, max(ended - waited - 1, 0) / 1000, waiting, sequence))
         if sequence not in self._seen:
-            self._see(sequence)
+            self._seen.add(sequence)
+            if len(self._seen) > _REMEMBERED:
+                self._seen = {known for known in self._seen if known > sequence - _REMEMBERED // 2}
             new.append(shape.engine % (begun, length, self._first_row + ENGINE_ROW, sequence, together))
             if self._marks(request.process_set):
                 self._instant(CYCLE, started, "g")
-
-    def _see(self, sequence: int) -> None:
-        self._seen.add(sequence)
-        if len(self._seen) > _REMEMBERED:
-            self._seen = {known for known in self._seen if known > sequence - _REMEMBERED // 2}
 
     def lost(self, at: int) -> None:
         """Note that operations before ``at`` are missing, because there were too many to keep."""
