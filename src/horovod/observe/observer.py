@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod.config import Config
-from horovod.core.requests import Request
 from horovod.engine.board import Query
 from horovod.engine.engine import Engine
 from horovod.engine.ports import Observer
@@ -130,7 +129,9 @@ class JobObserver(Observer):
     def in_execution(self, rank: int, waited_s: float) -> None:
         self.attend()
         if self._stalls is not None:
-            request, sequence = self._executing()
+            latest = reversed(list(self._subject.ring))
+            record = next((one for one in latest if one[STARTED] and not one[ENDED]), None)
+            request, sequence = (record[REQUEST], record[SEQUENCE]) if record is not None else (None, 0)
             self._stalls.check_execution(rank, waited_s, request, sequence)
 
     def failed(self, failure: HorovodInternalError) -> None:
@@ -157,12 +158,6 @@ class JobObserver(Observer):
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self._sets.members(process_set) if process_set in self._sets else ()
-
-    def _executing(self) -> tuple[Request | None, int]:
-        for record in reversed(list(self._subject.ring)):
-            if record[STARTED] and not record[ENDED]:
-                return record[REQUEST], record[SEQUENCE]
-        return None, 0
 
     def _fulfil(self, wanted: int, asker: int) -> None:
         if wanted & Query.TRACE:

@@ -6,9 +6,9 @@ rank's main thread need not do anything. A rank that lives but does not answer h
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -49,11 +49,6 @@ class RankStatus(msgspec.Struct, array_like=True):
     operations: int = 0  # number of its submitted operations
 
 
-class _Asked(NamedTuple):
-    number: int
-    since_ns: int
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RankStatus).decode
 
@@ -67,7 +62,7 @@ class Queries:
         self.board = board
         self._describe = describe
         self._fulfil = fulfil
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, tuple[int, int]] = {}  # the number of the open question to a rank, and its time in ns
         self._lock = threading.Lock()
 
     def attend(self) -> None:
@@ -89,7 +84,7 @@ class Queries:
         """Ask other ranks."""
         for rank in ranks:
             if rank != self.board.rank:
-                self._asked[rank] = _Asked(self.board.ask(rank, wanted), now())
+                self._asked[rank] = self.board.ask(rank, wanted), now()
 
     def answers(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         """Return the answers of those of ``ranks`` that have answered."""
@@ -98,7 +93,7 @@ class Queries:
             if rank == self.board.rank:
                 found[rank] = self._describe()
             elif rank in self._asked:
-                text = self.board.answer(rank, self._asked[rank].number)
+                text = self.board.answer(rank, self._asked[rank][0])
                 if text is not None:
                     try:
                         found[rank] = _decode(text)
@@ -108,14 +103,14 @@ class Queries:
 
     def waited_s(self, rank: int) -> float:
         """Return the seconds for which ``rank`` has owed an answer."""
-        return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
+        return (now() - self._asked[rank][1]) / 1e9 if rank in self._asked else 0.0
 
 
 def current_status(subject: Engine, members_of: Callable[[int], tuple[int, ...]]) -> RankStatus:
     """Return the status of this process."""
     waits, count = subject.waits, subject.count
-    frame, ident = stacks.main_thread(), threading.main_thread().ident or 0
-    main = waits().get(ident)
+    ident = threading.main_thread().ident or 0
+    frame, main = sys._current_frames().get(ident), waits().get(ident)
     stack = stacks.render(frame, waits=main is not None)
     while len(stack) > 1 and sum(len(line.encode(errors="backslashreplace")) for line in stack) > _STACK_BYTES:
         del stack[0]

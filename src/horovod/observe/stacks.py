@@ -12,7 +12,7 @@ from types import FrameType
 from horovod.engine.handles import Handle
 from horovod.phrases import printable
 
-__all__ = ["all_threads", "handles_waited_for", "main_thread", "render", "user_lines"]
+__all__ = ["all_threads", "handles_waited_for", "render", "user_lines"]
 
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
@@ -34,11 +34,6 @@ _OUTER = 10
 _IMPORTING = "<frozen importlib"
 _INSTALLED = ("/site-packages/", "/dist-packages/", f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 _LINE_LENGTH = 160
-
-
-def main_thread() -> FrameType | None:
-    """Return the innermost frame of the main thread, as it is now."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def all_threads() -> dict[str, list[str]]:
