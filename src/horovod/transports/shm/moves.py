@@ -32,7 +32,7 @@ class _Part(NamedTuple):
     """A part of a tensor that a rank writes to a result: its elements, its first byte there, and its shape."""
 
     dtype: str
-    rows: slice
+    rows: slice | None  # None for the whole tensor
     start_bytes: int
     shape: tuple[int, ...]
 
@@ -55,7 +55,7 @@ def _gathered(entry: Entry) -> _Plan:
         start = sum(counts[:me])
         numbers.append(counts)
         own.append(slice(start, start + counts[me]))
-        parts.append(_Part(spec.dtype, slice(counts[me]), start * ITEMSIZE[spec.dtype], (counts[me],)))
+        parts.append(_Part(spec.dtype, None, start * ITEMSIZE[spec.dtype], (counts[me],)))
     return _Plan(is_direct(entry), result_shapes(response, me), own, [parts] * len(response.members), numbers)
 
 
@@ -68,7 +68,7 @@ def _begin(
     members, me, copy = entry.response.members, entry.me, kernels_named(work.kernels).copy
     outputs = make_results(staging, sequence, entry, work, plan.shapes)
     for output, own, source, part in zip(outputs, plan.own, inputs, plan.parts[me], strict=True):
-        copy(output[own], source[part.rows])
+        copy(output[own], source if part.rows is None else source[part.rows])
     found = find_results(staging, sequence, entry)
     if found is None:
         return outputs, False
@@ -77,7 +77,8 @@ def _begin(
         view = staging.arenas[members[i]].view
         for place, source, part in zip(found[i], inputs, plan.parts[i], strict=True):
             if part.shape[0]:
-                copy(view(work.kernels, place + part.start_bytes, part.dtype, part.shape), source[part.rows])
+                target = view(work.kernels, place + part.start_bytes, part.dtype, part.shape)
+                copy(target, source if part.rows is None else source[part.rows])
     return outputs, True
 
 
