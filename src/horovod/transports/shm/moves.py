@@ -75,10 +75,10 @@ def _begin(
     # Begin with the next member, so that not all write to the same one at the same time.
     for i in (*range(me + 1, len(members)), *range(me)):
         view = staging.arenas[members[i]].view
-        for place, source, part in zip(found[i], inputs, plan.parts[i], strict=True):
-            if part.shape[0]:
-                target = view(work.kernels, place + part.start_bytes, part.dtype, part.shape)
-                copy(target, source if part.rows is None else source[part.rows])
+        for place, source, (dtype, rows, start, shape) in zip(found[i], inputs, plan.parts[i], strict=True):
+            if shape[0]:
+                target = view(work.kernels, place + start, dtype, shape)
+                copy(target, source if rows is None else source[rows])
     return outputs, True
 
 
