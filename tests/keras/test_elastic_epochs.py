@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pytest
-from elastic_job import ElasticJob
 from harness import on_ranks
 from keras_kind import keras_and_hvd
-
-from horovod.core.membership_events import Policy
 
 
 @pytest.mark.slow
@@ -356,45 +351,3 @@ def test_a_callback_that_stops_one_rank_only_is_an_error_on_all() -> None:
     said = "has ended on this rank and not on others" if hvd.rank() else "at the end of hvd.elastic.fit"
     with pytest.raises(Exception, match=said):
         hvd.elastic.run(lambda state: hvd.elastic.fit(state, x, x[:, :1], batch_size=2, callbacks=[Stop()]))(state)
-
-
-def _fit_with_passes() -> Any:
-    """Each sample has a weight of its own, which counts how often it was used; rank 2 dies in the last of 3 passes."""
-    import keras
-    import numpy as np
-
-    import horovod.keras as hvd
-
-    slot = int(os.environ["HOROVOD_SLOT"])
-    hvd.init()
-
-    class Die(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch == 2:
-                hvd.allreduce(np.ones(1, "float32"), name="all have done two passes")
-            if (slot, batch) == (2, 2):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    model = keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(1, use_bias=False)])
-    model.set_weights([np.zeros((16, 1))])
-    sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=3)
-    model.compile(sgd, loss=lambda y_true, y_pred: -y_pred * 2)  # 2 samples, whose mean it is
-    state = hvd.elastic.KerasState(model)
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        x = np.eye(16, dtype="float32")
-        hvd.elastic.fit(state, x, x[:, :1], batch_size=2, epochs=1, callbacks=[Die()], shuffle=False, verbose=0)
-
-    train(state)
-    return model.get_weights()[0].reshape(-1).tolist()
-
-
-@pytest.mark.slow
-def test_the_sums_of_survivors_stay_their_own(backend: str) -> None:
-    """Those of rank 0 counted its samples once for each rank, and left out those of the others."""
-    with ElasticJob(_fit_with_passes, Policy(3, minimum=2), {"a": 3}, framework=f"keras-{backend}") as job:
-        weights = job.values()
-    assert sorted(slot.number for slot in weights) == [0, 1]
-    for found in weights.values():
-        assert sorted(found) == pytest.approx([0] * 4 + [1] * 12), "two batches of the lost rank are missing"

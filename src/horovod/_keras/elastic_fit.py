@@ -190,7 +190,7 @@ class _Training:
             numbered.end()
             self._begun = ()
         # EarlyStopping restores the best epoch's weights, which a new rank may not have seen.
-        state._send(is_sync=False)
+        state._send()
 
     def _rate(self) -> float | None:
         """Return the learning rate; None if the optimizer follows a schedule of its own."""
@@ -289,7 +289,7 @@ class _Training:
         self._state._epoch_has_begun, self._meets = True, False
         if meets and not has_run:
             # SwapEMAWeights takes back what it did at the end of the last epoch, which a new rank has not seen.
-            self._state._send(is_sync=False)
+            self._state._send()
 
     def begin_batch(self, call: Callable[[], None]) -> None:
         """Call callbacks before a batch; the first one of a new rank is one that the others have begun."""

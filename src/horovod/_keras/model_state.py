@@ -8,7 +8,7 @@ from typing import Any
 from horovod import context
 from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
-from horovod._keras.unsafe import accumulated_gradients
+from horovod._keras.unsafe import accumulated_gradients, is_between_updates
 from horovod.bindings.elastic.generators import BUILT_IN
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import type_name, wrong_argument
@@ -142,13 +142,14 @@ class ModelState(VariablesState):
         self._settle()
         return [self._kit.backend.array(variable) for variable in variables]
 
-    def _send(self, is_sync: bool = True) -> None:
+    def _send(self) -> None:
         self._settle()
-        # The sums of a rank that has done all steps count its own samples.
-        own = () if is_sync and context.world().rank in context.membership().behind else self._sums()
-        held = self._hold(own)
+        sums = self._sums()
+        held = self._hold(sums)
         self._kit.broadcast(self._shared(), 0)
-        self._put(own, held)
+        # The sums of a rank count its own samples. An update, which a rank may have missed, uses those of all ranks up.
+        if any(is_between_updates(self._kit.innermost(each)) for each in self._optimizers):
+            self._put(sums, held)
 
     def checkpoint(self) -> dict[str, Any]:
         """See ``State``; an epoch of which only the end is missing needs the metrics of its training."""

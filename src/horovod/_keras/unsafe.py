@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-__all__ = ["accumulated_gradients", "end_epoch_of_data", "velocities"]
+__all__ = ["accumulated_gradients", "end_epoch_of_data", "is_between_updates", "velocities"]
 
 
 def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
     """Return the variables in which an optimizer adds up gradients between two updates; none where it has no such."""
     found: Sequence[Any] = getattr(optimizer, "_accumulated_gradients", ())
     return found
+
+
+def is_between_updates(optimizer: Any) -> bool:
+    """Return whether an optimizer has added up gradients that it has not used yet."""
+    steps: Any = getattr(optimizer, "gradient_accumulation_steps", None)
+    return bool(steps) and int(optimizer._iterations) % steps > 0
 
 
 def end_epoch_of_data() -> None:
