@@ -123,6 +123,8 @@ class _Training:
         self.model = state.model
         self._step = step(self._once)
         self._batches: Iterator[Any] = iter(())
+        #: The batches of the present step, as soon as it has them.
+        self._taken: list[Any] = []
         self._train: Callable[[list[Any]], Any] = lambda batches: None
         self._result: Any = None
         self._sample: Any = None
@@ -232,11 +234,14 @@ class _Training:
         if self.is_at_end:
             return self._kit.present(self.model, self._sample)
         while True:
-            before, self._result = state.progress, None
+            before, self._result, self._taken = state.progress, None, []
             try:
                 return self._step(state)
             except (HorovodInternalError, HostsUpdatedInterrupt) as error:
+                missed = self._taken or self._take()
                 recover(state, error)
+            if state.progress > before and self._result is None:
+                state.add_up(self._train, missed)
             if not state._fit_goes_on:
                 # Another rank has left fit(), so all ranks restart it.
                 raise HostsUpdatedInterrupt()
@@ -248,18 +253,19 @@ class _Training:
                 return self._kit.present(self.model, self._sample) if self._result is None else self._result
 
     def _once(self, state: ModelState) -> Any:
-        count = self._steps_per_execution()
         with state._kit.backend.typed():
-            batches = [self._kit.convert(batch) for batch in itertools.islice(self._batches, count)]
+            self._taken = batches = self._take()
             self._result = result = self._train(batches)
         self.data.confirm()
         state._fit_place = self.data.state_dict()
         state.batch += len(batches)
         return result
 
-    def _steps_per_execution(self) -> int:
-        found: Any = getattr(self.model, "steps_per_execution", None) or getattr(self.model, "_steps_per_execution", 1)
-        return int(found if found is not None else 1)
+    def _take(self) -> list[Any]:
+        """Return this rank's batches of the next step."""
+        model = self.model
+        count: Any = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", 1)
+        return [self._kit.convert(batch) for batch in itertools.islice(self._batches, int(count or 1))]
 
     # -- what callbacks see --------------------------------------------------------------------------------------
 

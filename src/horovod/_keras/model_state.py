@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from horovod import context
 from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
-from horovod._keras.unsafe import accumulated_gradients, is_between_updates
+from horovod._keras.unsafe import accumulated_gradients, passes, set_back
 from horovod.bindings.elastic.generators import BUILT_IN
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import type_name, wrong_argument
@@ -94,8 +96,7 @@ class ModelState(VariablesState):
 
     def _equal(self) -> list[Any]:
         # Moving averages differ between ranks until a sync.
-        sums = {id(variable) for variable in self._sums()}
-        return [*self.model.trainable_weights, *(v for v in self._of_optimizers() if id(v) not in sums)]
+        return self._without_sums([*self.model.trainable_weights, *self._of_optimizers()])
 
     def _own(self) -> list[Any]:
         """Return random states, metrics, and states of recurrent layers, which Keras does not count as variables."""
@@ -144,12 +145,36 @@ class ModelState(VariablesState):
 
     def _send(self) -> None:
         self._settle()
-        sums = self._sums()
-        held = self._hold(sums)
-        self._kit.broadcast(self._shared(), 0)
-        # The sums of a rank count its own samples. An update, which a rank may have missed, uses those of all ranks up.
-        if any(is_between_updates(self._kit.innermost(each)) for each in self._optimizers):
-            self._put(sums, held)
+        optimizers = [self._kit.innermost(each) for each in self._optimizers]
+        done = [passes(each)[0] for each in optimizers]
+        self._kit.broadcast(self._without_sums(self._shared()), 0)
+        # The sums of a rank count its own samples, until an update, which it may have missed, uses them up.
+        for optimizer, before in zip(optimizers, done, strict=True):
+            if before < passes(optimizer)[1]:
+                self._clear(accumulated_gradients(optimizer))
+
+    def _without_sums(self, variables: Sequence[Any]) -> list[Any]:
+        sums = {id(variable) for variable in self._sums()}
+        return [variable for variable in variables if id(variable) not in sums]
+
+    def _clear(self, sums: Sequence[Any]) -> None:
+        self._put(sums, [np.zeros_like(array) for array in self._arrays(sums)])
+
+    def add_up(self, train: Callable[[list[Any]], Any], batches: list[Any]) -> None:
+        """Add up the gradients of a step that this rank has missed and whose other values it has received.
+
+        Args:
+            train: trains on a list of batches.
+            batches: this rank's batches of the step. An update in it has used those before.
+        """
+        inner = self._kit.innermost(self.optimizer)
+        done, updated = passes(inner)
+        if count := min(done - updated, len(batches)):
+            kept = self._without_sums(self._shared())
+            held = self._hold(kept)
+            set_back(inner, count)
+            train(batches[-count:])
+            self._put(kept, held)
 
     def checkpoint(self) -> dict[str, Any]:
         """See ``State``; an epoch of which only the end is missing needs the metrics of its training."""
@@ -159,6 +184,7 @@ class ModelState(VariablesState):
     def load_checkpoint(self, values: Mapping[str, Any]) -> None:
         """See ``State``."""
         super().load_checkpoint(values)
+        self._clear(self._sums())  # those in the file count the samples of one rank
         self._fit_logs = values.get("logs")
 
     def restore(self) -> None:

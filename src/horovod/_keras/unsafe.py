@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-__all__ = ["accumulated_gradients", "end_epoch_of_data", "is_between_updates", "velocities"]
+__all__ = ["accumulated_gradients", "end_epoch_of_data", "passes", "set_back", "velocities"]
 
 
 def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
@@ -16,10 +16,16 @@ def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
     return found
 
 
-def is_between_updates(optimizer: Any) -> bool:
-    """Return whether an optimizer has added up gradients that it has not used yet."""
-    steps: Any = getattr(optimizer, "gradient_accumulation_steps", None)
-    return bool(steps) and int(optimizer._iterations) % steps > 0
+def passes(optimizer: Any) -> tuple[int, int]:
+    """Return the number of passes that an optimizer has done, and at its last update; 0 if it adds up no gradients."""
+    every: Any = getattr(optimizer, "gradient_accumulation_steps", None)
+    done = int(optimizer._iterations) if every else 0
+    return done, done - done % every if every else 0
+
+
+def set_back(optimizer: Any, count: int) -> None:
+    """Lower the number of passes that an optimizer has done."""
+    optimizer._iterations.assign(optimizer._iterations - count)
 
 
 def end_epoch_of_data() -> None:

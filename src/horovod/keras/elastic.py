@@ -66,6 +66,7 @@ def _make_function(model: Any) -> Callable[[list[Any]], Any]:
     def on_jax(batches: list[Any]) -> Any:
         result = plain(_values(model), iter(batches))
         _backend.wait(result)
+        _write(model, result[1])
         return result
 
     return on_jax
@@ -73,6 +74,13 @@ def _make_function(model: Any) -> Callable[[list[Any]], Any]:
 
 def _values(model: Any) -> Any:
     return model._get_jax_state(**dict.fromkeys(_EVERY, True))
+
+
+def _write(model: Any, values: Any) -> None:
+    for name, arrays in zip(_EVERY, values, strict=True):
+        some = model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
+        for variable, array in zip(some, arrays, strict=True):
+            variable._value = array
 
 
 def _present(model: Any, sample: Any) -> Any:
@@ -88,10 +96,7 @@ def _present(model: Any, sample: Any) -> Any:
 def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
     def on_jax(values: Any, iterator: Any) -> Any:
         """Keep the values in the model's variables while a step runs, so that states can read and change them."""
-        for name, arrays in zip(_EVERY, values, strict=True):
-            some = model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
-            for variable, array in zip(some, arrays, strict=True):
-                variable._value = array
+        _write(model, values)
         model._jax_state_synced = True
         try:
             result = call()
