@@ -21,7 +21,7 @@ from horovod.launch.workers import listen_addresses
 from horovod.ray import ray_logger
 from horovod.ray.client import in_cluster
 from horovod.ray.node_pool import NodePool
-from horovod.ray.nodes import RayHostDiscovery
+from horovod.ray.nodes import RayHostDiscovery, wait_for_releases
 from horovod.ray.settings import MiniSettings, Resources, check_gpus
 
 __all__ = ["ElasticAdapter", "ElasticRayExecutor", "RayHostDiscovery"]
@@ -72,6 +72,7 @@ class ElasticAdapter:
         cool_down_s = cool_down_range(settings.cooldown_range, "cooldown_range")
         timeout_s = settings.elastic_timeout
         pool = NodePool(resources, settings.discovery, fewest, timeout_s, (executable, ray.put(call), queue))
+        wait_for_releases()  # of a job that has just ended
         size = max(fewest, min(most, pool.look()))
         options = ElasticOptions(size, fewest, most, reset_limit=settings.reset_limit, cool_down_s=cool_down_s)
         policy = replace(options.policy(timeout_s, 0.0), is_discovering=True)

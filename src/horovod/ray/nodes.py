@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import ray
@@ -9,7 +10,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod.ray.settings import Resources, check_gpus
 
-__all__ = ["RayHostDiscovery", "alive_nodes", "free_slots", "node_name", "on_this_node"]
+__all__ = ["RayHostDiscovery", "alive_nodes", "free_slots", "node_name", "on_this_node", "wait_for_releases"]
+
+#: Maximum seconds to wait for resources to be released, and between two looks.
+_RELEASE_S, _RELEASE_LOOK_S = 2.0, 0.02
 
 
 def alive_nodes() -> dict[str, dict[str, Any]]:
@@ -64,6 +68,19 @@ class RayHostDiscovery:
         """Return the maximum number of workers on each living node, by the id of the node."""
         found = {id_: self.resources.slots(node["Resources"]) for id_, node in alive_nodes().items()}
         return {id_: slots for id_, slots in found.items() if slots > 0}
+
+
+def wait_for_releases() -> None:
+    """Wait until Ray lists the resources of removed placement groups as free, which takes it about 0.1 s."""
+    from ray._private.state import available_resources_per_node
+
+    removed = {id_ for id_, group in ray.util.placement_group_table().items() if group["state"] == "REMOVED"}
+    deadline = time.monotonic() + _RELEASE_S
+    while time.monotonic() < deadline:
+        names = {name for free in available_resources_per_node().values() for name in free}
+        if not any(name.rpartition("_")[2] in removed for name in names):  # a group's resources end with its id
+            return
+        time.sleep(_RELEASE_LOOK_S)
 
 
 def free_slots(resources: Resources) -> dict[str, int]:
