@@ -312,3 +312,23 @@ def test_an_elastic_job_outlives_a_task_and_its_weights_are_those_of_an_undistur
     for result in found:
         assert result["steps"] == found[0]["steps"]
         np.testing.assert_allclose(result["weights"], weights, rtol=1e-9)
+
+
+def test_an_elastic_job_that_spark_ends_before_the_ranks_have_met_waits_for_no_task(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import horovod.spark
+    from horovod.errors import LaunchError
+
+    class Cancelling(io.StringIO):
+        def write(self, text: str) -> int:
+            spark.sparkContext.cancelAllJobs()
+            return len(text)
+
+    def wait() -> None:
+        print("a process has begun", flush=True)
+        signal.pause()
+
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "60")  # its end would be another error
+    with pytest.raises(LaunchError, match=r"no Spark task is left\nSpark has aborted the job .*cancelled"):
+        horovod.spark.run_elastic(wait, num_proc=2, stdout=Cancelling(), stderr=io.StringIO())

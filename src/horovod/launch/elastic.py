@@ -126,13 +126,15 @@ class ElasticJob(Supervision):
             slots, size = sum(offer.slots for offer in self._offers.values()), self._options.num_proc
             if slots < size and not self._members.ledger.generation and not self.is_final():
                 self.say(f"waiting for hosts: the script names {slots} of {size} slots")
-        ready = self._pool.tend(self.poll)
+        try:
+            ready = self._pool.tend(self.poll)
+        except LaunchError as error:
+            self._end(str(error))
+            return
         self.adopt(ready)
-        for problem in self._pool.problems:
-            self.say(problem)
-        self._pool.problems.clear()
-        while self._lines:
-            self.say(self._lines.pop(0))
+        for lines in (self._pool.problems, self._lines):
+            while lines:
+                self.say(lines.pop(0))
         if (usable := self._pool.usable) != self._usable or ready or is_changed:
             self._usable = usable
             self._service.put(Discovered(usable))

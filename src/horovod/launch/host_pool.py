@@ -46,7 +46,11 @@ class Pool(Protocol):
         """Drop a host, or one of its slots, that does not answer any more."""
 
     def tend(self, poll: select.poll) -> list[ReadyHost]:
-        """Return the hosts, or slots, that have become ready; ``poll`` gets what makes another call due."""
+        """Return the hosts, or slots, that have become ready; ``poll`` gets what makes another call due.
+
+        Raises:
+            LaunchError: none is left, and no other will come.
+        """
 
     def due_at(self) -> list[float]:
         """When ``tend`` is due."""

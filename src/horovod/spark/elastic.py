@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from horovod import config
 from horovod.bindings.docstrings import explained_like
+from horovod.errors import LaunchError
 from horovod.launch.call import elastic_results_of, pack
 from horovod.launch.elastic_assembly import run_on_pool
 from horovod.launch.elastic_options import ElasticOptions, argument_options, seconds
@@ -144,6 +145,8 @@ class TaskPool(Pool):
             self._slots[name, number] = task
             ready.append(ReadyHost(name, task, place.cores, number, self._options.own_plan(self.plan, place)))
         self._arrived = early
+        if not (ready or early or self._slots) and self.tasks.job.has_ended:
+            raise LaunchError("no Spark task is left")
         return ready
 
     def due_at(self) -> list[float]:
