@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import threading
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,10 +266,13 @@ def test_a_resumed_run_of_lightning_lowers_the_rate_on_a_plateau_as_the_whole_on
     assert parts.getHistory() == fit("whole", 3).getHistory()
 
 
-def test_too_few_slots_are_told_before_the_data_frame_is_computed(df: Any, tmp_path: Path) -> None:
+def test_what_cannot_run_is_told_before_the_data_frame_is_computed(df: Any, tmp_path: Path) -> None:
     rows = df.selectExpr("features", "extra", "cast(raise_error('computed') as double) as label", "held")
     with pytest.raises(LaunchError, match=r"num_proc=3, and the Spark application has 2 slots \(local\[2\]"):
         torch_estimator(Store.create(str(tmp_path)), num_proc=3).fit(rows)
+    loss = functools.partial(print, threading.Lock())
+    with pytest.raises(RequestError, match=r"cannot send loss=functools.* to the ranks: cannot pickle '_thread.lock'"):
+        torch_estimator(Store.create(str(tmp_path)), num_proc=2, loss=loss).fit(rows)
 
 
 @pytest.mark.parametrize("kind", ["array(id)", "features"])

@@ -102,11 +102,12 @@ class HorovodEstimator(Settable, Saved, Estimator):
         seed = self._seed(run_id)
         index = f"{run_id}.fit"
         backend.check()
+        packed = self._packed()
         store, files = value("store"), backend.num_processes() * value("partitions_per_process")
         with _alone(store.get_run_path(run_id), run_id):
             try:
                 train, val = write(dataset, store, index, columns, validation, seed, files)
-                return self._run(backend, run_id, seed, train, val)
+                return self._run(backend, run_id, seed, train, val, packed)
             finally:
                 store.delete(store.get_train_data_path(index))
                 store.delete(store.get_val_data_path(index))
@@ -133,7 +134,7 @@ class HorovodEstimator(Settable, Saved, Estimator):
             val = find(store, store.get_val_data_path(dataset_idx))
         run_id = estimator._run_id()
         with _alone(store.get_run_path(run_id), run_id):
-            return estimator._run(backend, run_id, estimator._seed(run_id), train, val)
+            return estimator._run(backend, run_id, estimator._seed(run_id), train, val, estimator._packed())
 
     def _values(self) -> Any:
         """Return the parameters as attributes."""
@@ -178,10 +179,23 @@ class HorovodEstimator(Settable, Saved, Estimator):
         """Environment variables for the ranks."""
         return {}
 
-    def _run(self, backend: Backend, run_id: str, seed: int, train: ParquetTable, val: ParquetTable | None) -> Any:
+    def _packed(self) -> bytes:
+        """Pickle the parameters for the ranks."""
         left_here = ("store", "backend", "num_proc")
         objects = {name: self.getOrDefault(name) for name, *_ in self.ROWS if name not in left_here}
-        packed = self._pack(objects)
+        try:
+            return self._pack(objects)
+        except Exception:  # pickling runs the objects' own code
+            for name, value in objects.items():
+                try:
+                    self._pack({name: value})
+                except Exception as error:
+                    raise RequestError(f"cannot send {name}={value!r} to the ranks: {error}") from error
+            raise
+
+    def _run(
+        self, backend: Backend, run_id: str, seed: int, train: ParquetTable, val: ParquetTable | None, packed: bytes
+    ) -> Any:
         job = TrainingJob(self.getOrDefault("store"), run_id, seed, train, val, packed, self._unpack)
         trained: Trained = backend.run(type(self)._train, args=(job,), env=self._environment())[0]
         if trained.resumed >= self.getOrDefault("epochs"):
