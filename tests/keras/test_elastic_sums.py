@@ -57,15 +57,18 @@ def _fit_with_passes(samples: int, joins: bool) -> Any:
     return model.get_weights()[0].reshape(-1).tolist()
 
 
-def _fit_with_a_missed_pass(folder: Path) -> Any:
-    """Rank 2 dies in the second of 3 passes, which rank 0 has begun; rank 1 knows of the loss before it begins."""
+def _fit_with_a_missed_pass(folder: Path, size: int, samples: int) -> Any:
+    """Rank 2 dies in the second of 3 passes, which rank 0 has begun; rank 1 knows of the loss before it begins.
+
+    Of four ranks, rank 3 dies while the others send their states.
+    """
     import keras
     import numpy as np
 
     import horovod.keras as hvd
     from horovod.errors import PeerLostError
 
-    samples, slot, begun = 16, int(os.environ["HOROVOD_SLOT"]), folder / "begun"
+    slot, begun = int(os.environ["HOROVOD_SLOT"]), folder / "begun"
     hvd.init()
     taken: list[Any] = []
 
@@ -83,7 +86,7 @@ def _fit_with_a_missed_pass(folder: Path) -> Any:
 
     class Die(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if (slot, batch) == (1, 1) and hvd.size() == 3:
+            if (slot, batch) == (1, 1) and hvd.size() == size:
                 with pytest.raises(PeerLostError):
                     hvd.allreduce(np.ones(1, "float32"), name="until rank 2 is lost")
             while (slot, batch) == (2, 1):
@@ -95,7 +98,14 @@ def _fit_with_a_missed_pass(folder: Path) -> Any:
     model.set_weights([np.zeros((samples, 1))])
     sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=3)
     model.compile(sgd, loss=keras.losses.Hinge(reduction="sum"))  # 1 - y_pred of each sample
-    state = hvd.elastic.KerasState(model)
+
+    class State(hvd.elastic.KerasState):  # type: ignore[misc]
+        def sync(self) -> None:
+            if (slot, hvd.size()) == (3, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().sync()
+
+    state = State(model)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -107,15 +117,19 @@ def _fit_with_a_missed_pass(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_survivor_adds_up_the_pass_that_it_has_missed(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "samples", "passes"), [(3, 16, 3), (4, 32, 6)])
+def test_a_survivor_adds_up_the_pass_that_it_has_missed(
+    backend: str, size: int, samples: int, passes: int, tmp_path: Path
+) -> None:
     """It left that pass out, whose samples count as used."""
-    job_ = ElasticJob(_fit_with_a_missed_pass, Policy(3, minimum=2), {"a": 3}, (tmp_path,), f"keras-{backend}")
-    with job_ as job:
+    args, policy = (tmp_path, size, samples), Policy(size, minimum=2)
+    with ElasticJob(_fit_with_a_missed_pass, policy, {"a": size}, args, f"keras-{backend}") as job:
         found = job.values()
     assert sorted(slot.number for slot in found) == [0, 1]
-    for weights, passes in found.values():
-        assert sorted(weights) == pytest.approx([0] * 4 + [1] * 12), "two batches of the lost rank are missing"
-        assert passes == 3
+    zeros = [0] * 4 * (size - 2)  # two batches of each lost rank
+    for weights, done in found.values():
+        assert sorted(weights) == pytest.approx([*zeros, *[1] * (samples - len(zeros))])
+        assert done == passes
 
 
 @pytest.mark.slow

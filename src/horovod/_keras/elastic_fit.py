@@ -123,7 +123,7 @@ class _Training:
         self.model = state.model
         self._step = step(self._once)
         self._batches: Iterator[Any] = iter(())
-        #: The batches of the present step, as soon as it has them.
+        #: The batches of the present step, from when it has them until it has trained on them.
         self._taken: list[Any] = []
         self._train: Callable[[list[Any]], Any] = lambda batches: None
         self._result: Any = None
@@ -155,6 +155,7 @@ class _Training:
             return state._history or self._history
         state._fit_stops = {**state._fit_stops, epochs: (epochs, 0)}
         self._train, self._epochs = self._kit.make_function(model), epochs
+        state.add_up(self._train)
         try:
             with self._kit.installed(model, self._execute), _without_end(model.optimizer):
                 while state.epoch < epochs and state._fit_over != epochs:
@@ -238,10 +239,9 @@ class _Training:
             try:
                 return self._step(state)
             except (HorovodInternalError, HostsUpdatedInterrupt) as error:
-                missed = self._taken or self._take()
+                state._missed = state.progress, self._taken or self._take()
                 recover(state, error)
-            if state.progress > before and self._result is None:
-                state.add_up(self._train, missed)
+            state.add_up(self._train)
             if not state._fit_goes_on:
                 # Another rank has left fit(), so all ranks restart it.
                 raise HostsUpdatedInterrupt()
@@ -256,6 +256,7 @@ class _Training:
         with state._kit.backend.typed():
             self._taken = batches = self._take()
             self._result = result = self._train(batches)
+        self._taken = []
         self.data.confirm()
         state._fit_place = self.data.state_dict()
         state.batch += len(batches)

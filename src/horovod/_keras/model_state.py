@@ -60,6 +60,8 @@ class ModelState(VariablesState):
     _fit_logs: Any = None
     #: The logs at the end of the last epoch.
     _last_logs: Any = None
+    #: ``progress`` before the step of ``fit`` that was interrupted last, and this rank's batches of it.
+    _missed: tuple[int, list[Any]] = 0, []
     _has_met = False
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -160,16 +162,17 @@ class ModelState(VariablesState):
     def _clear(self, sums: Sequence[Any]) -> None:
         self._put(sums, [np.zeros_like(array) for array in self._arrays(sums)])
 
-    def add_up(self, train: Callable[[list[Any]], Any], batches: list[Any]) -> None:
-        """Add up the gradients of a step that this rank has missed and whose other values it has received.
+    def add_up(self, train: Callable[[list[Any]], Any]) -> None:
+        """Add up the gradients of a step that this rank has missed, if it has received the other values of it since.
 
         Args:
-            train: trains on a list of batches.
-            batches: this rank's batches of the step. An update in it has used those before.
+            train: trains on batches.
         """
+        (progress, batches), self._missed = self._missed, (0, [])
         inner = self._kit.innermost(self.optimizer)
         done, updated = passes(inner)
-        if count := min(done - updated, len(batches)):
+        # An update in the step has used up the gradients of those before.
+        if self.progress > progress and (count := min(done - updated, len(batches))):
             kept = self._without_sums(self._shared())
             held = self._hold(kept)
             set_back(inner, count)
