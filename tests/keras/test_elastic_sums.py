@@ -15,8 +15,22 @@ from harness import on_ranks
 from horovod.core.membership_events import Policy
 
 
+def _counting(samples: int) -> Any:
+    """Return a model with a weight for each sample, which counts how often it was used; an update has three passes."""
+    import keras
+    import numpy as np
+
+    import horovod.keras as hvd
+
+    model = keras.Sequential([keras.layers.Input((samples,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.zeros((samples, 1))])
+    sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=3)
+    model.compile(sgd, loss=keras.losses.Hinge(reduction="sum"))  # 1 - y_pred of each sample
+    return model
+
+
 def _fit_with_passes(samples: int, joins: bool) -> Any:
-    """Each sample has a weight of its own, which counts how often it was used; rank 2 dies in the last of 3 passes.
+    """Rank 2 dies in the last of 3 passes.
 
     With ``joins``, another one comes before the end of the next update.
     """
@@ -40,10 +54,7 @@ def _fit_with_passes(samples: int, joins: bool) -> Any:
             while joins and batch == 3 and hvd.size() == 2 and not context.wants_change():
                 time.sleep(0.01)
 
-    model = keras.Sequential([keras.layers.Input((samples,)), keras.layers.Dense(1, use_bias=False)])
-    model.set_weights([np.zeros((samples, 1))])
-    sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=3)
-    model.compile(sgd, loss=keras.losses.Hinge(reduction="sum"))  # 1 - y_pred of each sample
+    model = _counting(samples)
     state = hvd.elastic.KerasState(model)
 
     @hvd.elastic.run
@@ -94,10 +105,7 @@ def _fit_with_a_missed_pass(folder: Path, size: int, samples: int) -> Any:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(0.01)
 
-    model = keras.Sequential([keras.layers.Input((samples,)), keras.layers.Dense(1, use_bias=False)])
-    model.set_weights([np.zeros((samples, 1))])
-    sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=3)
-    model.compile(sgd, loss=keras.losses.Hinge(reduction="sum"))  # 1 - y_pred of each sample
+    model = _counting(samples)
 
     class State(hvd.elastic.KerasState):  # type: ignore[misc]
         def sync(self) -> None:

@@ -19,8 +19,10 @@ def accumulated_gradients(optimizer: Any) -> Sequence[Any]:
 def passes(optimizer: Any) -> tuple[int, int]:
     """Return the number of passes that an optimizer has done, and at its last update; 0 if it adds up no gradients."""
     every: Any = getattr(optimizer, "gradient_accumulation_steps", None)
-    done = int(optimizer._iterations) if every else 0
-    return done, done - done % every if every else 0
+    if not every:
+        return 0, 0
+    done = int(optimizer._iterations)
+    return done, done - done % every
 
 
 def set_back(optimizer: Any, count: int) -> None:

@@ -36,7 +36,6 @@ if _backend.name == "tensorflow":
 else:
     from horovod.bindings.elastic.shard import shard
 _ON_JAX = _backend.name == "jax"
-_EVERY = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
 def _convert(batch: Any) -> Any:
@@ -64,21 +63,27 @@ def _make_function(model: Any) -> Callable[[list[Any]], Any]:
         return lambda batches: plain(iter(batches))
 
     def on_jax(batches: list[Any]) -> Any:
-        result = plain(_values(model), iter(batches))
+        variables = _variables(model)
+        result = plain(_values(variables), iter(batches))
         _backend.wait(result)
-        _write(model, result[1])
+        _write(variables, result[1])
         return result
 
     return on_jax
 
 
-def _values(model: Any) -> Any:
-    return model._get_jax_state(**dict.fromkeys(_EVERY, True))
+def _variables(model: Any) -> Any:
+    """Return a model's variables, in lists in which Keras on JAX hands their values to a train function."""
+    optimizer = model.optimizer.variables
+    return model.trainable_variables, model.non_trainable_variables, optimizer, model.metrics_variables
 
 
-def _write(model: Any, values: Any) -> None:
-    for name, arrays in zip(_EVERY, values, strict=True):
-        some = model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
+def _values(variables: Any) -> Any:
+    return tuple([variable._value for variable in some] for some in variables)
+
+
+def _write(variables: Any, values: Any) -> None:
+    for some, arrays in zip(variables, values, strict=True):
         for variable, array in zip(some, arrays, strict=True):
             variable._value = array
 
@@ -89,14 +94,14 @@ def _present(model: Any, sample: Any) -> Any:
         model.test_on_batch(*keras.utils.unpack_x_y_sample_weight(sample))
         model.reset_metrics()
     logs = model.get_metrics_result()
-    return (logs, _values(model)) if _ON_JAX else logs
+    return (logs, _values(_variables(model))) if _ON_JAX else logs
 
 
 @contextmanager
 def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
     def on_jax(values: Any, iterator: Any) -> Any:
         """Keep the values in the model's variables while a step runs, so that states can read and change them."""
-        _write(model, values)
+        _write(_variables(model), values)
         model._jax_state_synced = True
         try:
             result = call()

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod.ray.settings import Resources, check_gpus
@@ -72,8 +73,6 @@ class RayHostDiscovery:
 
 def wait_for_releases() -> None:
     """Wait until Ray lists the resources of removed placement groups as free, which takes it about 0.1 s."""
-    from ray._private.state import available_resources_per_node
-
     removed = {id_ for id_, group in ray.util.placement_group_table().items() if group["state"] == "REMOVED"}
     deadline = time.monotonic() + _RELEASE_S
     while time.monotonic() < deadline:
@@ -89,6 +88,4 @@ def free_slots(resources: Resources) -> dict[str, int]:
     Args:
         resources: resources of one worker.
     """
-    from ray._private.state import available_resources_per_node
-
     return {id_: resources.slots(found) for id_, found in available_resources_per_node().items()}
